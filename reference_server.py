@@ -1,0 +1,2161 @@
+"""The Model Context Protocol, revision 2026-07-28: a reference server to run, to poke and to read.
+
+    python reference_server.py            serves http://127.0.0.1:3000/mcp  (Streamable HTTP)
+    python reference_server.py --stdio    serves one client over stdin and stdout
+
+Every request stands alone: it carries its version, its client's capabilities and its user, and nothing is
+remembered about the connection it came on. Closing the response stream is the cancellation. Headers are a copy
+of the body and must agree with it. What must survive a hang-up is a task, and a task is a handle.
+
+One request, end to end:
+
+    client                     connection thread (one per TCP connection)         disconnect watcher
+      | POST /mcp        --->  read_head, read_body    octets -> head and body
+      |                        check_head              origin, path, verb, media types, user
+      |                        parse_message           body -> one JSON-RPC message
+      |                        open_request            metadata, mirrored headers, version, method
+      |                        call_tool               checks its arguments, runs the tool's function
+      |                          the tool waits or reports progress ------------> watch(socket)
+      | <--- SSE event           emit()                                                |
+      x closes                   request.cancelled is set  <---------------------- end of file seen
+      |                        the tool stops; nothing more is written for this request
+
+| thread             | made by                         | touches                                      | ends when        |
+|--------------------|---------------------------------|----------------------------------------------|------------------|
+| accept loop        | main                            | the listening socket                         | shutdown         |
+| connection thread  | accept loop, one per connection | alone reads, writes and closes that socket   | connection ends  |
+| disconnect watcher | server start                    | looks at sockets, sets `request.cancelled`   | shutdown         |
+| keeper             | server start                    | leases, expiry, other instances' changes     | shutdown         |
+| task worker        | a task's creation or adoption   | the task's row only                          | task is terminal |
+| stdio worker       | one per stdio request           | writes whole lines, under the output's lock  | request answered |
+
+A publisher of change notifications only puts into a subscription's queue; the subscription's own thread writes.
+The story ends with the watcher; what follows it are the methods, the state that outlives requests, the demo.
+"""
+
+from __future__ import annotations
+
+import argparse
+import base64
+import contextlib
+import datetime
+import errno
+import functools
+import hashlib
+import hmac
+import itertools
+import json
+import math
+import os
+import queue
+import re
+import secrets
+import select
+import signal
+import socket
+import sqlite3
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterable
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from socketserver import TCPServer
+from typing import Any, NamedTuple
+from urllib.parse import unquote, urlsplit
+
+import headers
+import sse
+from headers import BadHead, Fields, HeaderMismatch
+
+# ---------------------------------------------------------------------------------------------------- vocabulary
+
+Json = dict[str, Any]
+
+SUPPORTED_VERSIONS = ["2026-07-28"]
+META = "io.modelcontextprotocol/"
+TASKS = META + "tasks"
+LOG_LEVELS = ("debug", "info", "notice", "warning", "error", "critical", "alert", "emergency")
+
+PARSE_ERROR, INVALID_REQUEST, METHOD_NOT_FOUND, INVALID_PARAMS, INTERNAL_ERROR = -32700, -32600, -32601, -32602, -32603
+HEADER_MISMATCH, MISSING_CAPABILITY, UNSUPPORTED_VERSION = -32020, -32021, -32022
+
+# choice: 200 for what the method itself finds wrong, because the request as such was understood and served.
+STATUS_OF_CODE = {PARSE_ERROR: 400, INVALID_REQUEST: 400, METHOD_NOT_FOUND: 404, INVALID_PARAMS: 200,
+                  INTERNAL_ERROR: 200, HEADER_MISMATCH: 400, MISSING_CAPABILITY: 400, UNSUPPORTED_VERSION: 400}
+REASONS = {status.value: status.phrase for status in HTTPStatus}
+
+MAX_MESSAGE = 1 << 20  # octets of one message, over HTTP and stdio
+MAX_QUEUED = 1000  # notifications that a subscription may be behind before it is dropped
+MAX_TASKS = 100  # unfinished tasks of one user
+STATE_SECONDS = 600  # how long a requestState may travel
+HANDLE_SECONDS = 86_400  # how long a cart or hold that nobody touches is kept
+LEASE_SECONDS = 2.0  # how long a task may go without a sign of life of its worker
+KEEPER_SECONDS = 0.2  # how often leases are renewed and other instances' changes are looked for
+
+
+class Rejection(Exception):
+    """A request that is not served: JSON-RPC code (None: a plain sentence), message, data, HTTP status, field lines."""
+
+    def __init__(self, code: int | None, message: str, data: Any = None, status: int = 0, fields: str = "",
+                 message_id: str | int | None = None) -> None:
+        super().__init__(message)
+        self.code, self.message, self.data, self.fields = code, message, data, fields
+        self.status = status or STATUS_OF_CODE[code or INTERNAL_ERROR]
+        self.id = message_id  # when the message is rejected before it is known to be a request
+
+    def error(self) -> Json:
+        """The `error` member of a response."""
+        return {"code": self.code, "message": self.message} | ({} if self.data is None else {"data": self.data})
+
+    def response(self, message_id: str | int | None) -> Json:
+        """The error response; without an `id` when the request's could not be read, since the schema has no null."""
+        return {"jsonrpc": "2.0"} | ({} if message_id is None else {"id": message_id}) | {"error": self.error()}
+
+
+class ToolError(Exception):
+    """A failure that a model can act on: the call's result says `isError: true` and this text."""
+
+
+class Cancelled(BaseException):
+    """Nobody waits for this request any more. No Exception, so that no tool swallows it by accident."""
+
+
+class BecomesTask(BaseException):
+    """The tool goes on as a task, see `Request.as_task`."""
+
+    def __init__(self, ttl_ms: int) -> None:
+        super().__init__()
+        self.ttl_ms = ttl_ms
+
+
+def log(text: str) -> None:
+    """One event, one line on stderr; nothing that a client sends can break or forge a line."""
+    if not text.isprintable():
+        text = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+    with contextlib.suppress(OSError, ValueError):  # stderr may be a pipe that nobody reads any more
+        sys.stderr.write(f"[ref] {text}\n")
+
+
+# ------------------------------------------------------------------------------------------------------ endpoint
+
+
+class Channel:
+    """What a request sees of the way back to its client; as it stands, that of a task: nobody listens."""
+
+    def emit(self, message: Json) -> None:
+        """Sends one notification ahead of the response."""
+
+    def comment_due(self) -> float:
+        """Seconds until a quiet stream needs a comment."""
+        return math.inf
+
+    def keep_alive(self) -> None:
+        """Sends a comment if one is due."""
+
+    def watch(self, request: Request) -> None:
+        """From now on, a client that goes away cancels this request."""
+
+    def unwatch(self, request: Request) -> None:
+        """The request is over."""
+
+
+class Endpoint(BaseHTTPRequestHandler, Channel):
+    """One TCP connection on its own thread: the only one that reads, writes or closes this socket."""
+
+    server: HttpServer
+
+    def setup(self) -> None:
+        """Takes the socket over from the accept loop."""
+        self.connection = self.request
+        self.connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, True)
+        self.received = bytearray()  # octets read from the socket and not used yet
+        self.crowded = len(self.server.connections) > self.server.max_connections
+        self.unread = False  # an answer was sent although octets of the request are still to come
+
+    def handle_one_request(self) -> None:
+        """Reads one head and answers it. What breaks HTTP's framing is answered, and ends the connection."""
+        self.command = self.path = ""
+        self.fields: Fields = {}
+        self.streaming, self.last_write = False, time.monotonic()
+        try:
+            self.command, target, self.request_version, self.fields = headers.parse_head(self.read_head())
+            self.path = re.sub(r"^https?://[^/?#]*", "", target).partition("?")[0]  # rfc9112 §3.2.2: absolute-form too
+            self.body_length = headers.check_framing(self.fields, self.request_version)
+            options = ",".join(self.fields.get("connection", ())).lower()
+            self.close_connection = self.request_version == "HTTP/1.0" or "close" in options
+            (self.do_POST if self.command == "POST" else self.do_other)()
+        except BadHead as broken:
+            self.send_last(Rejection(INVALID_REQUEST, str(broken), status=broken.status))
+        except TimeoutError:
+            self.send_last(Rejection(INVALID_REQUEST, "The request did not arrive in time", status=408))
+        except Rejection as rejection:
+            self.send_rejection(rejection)
+        except (Cancelled, OSError):
+            self.close_connection = True
+
+    def do_POST(self) -> None:
+        """The MCP endpoint: one message in, one answer out; the first check that fails is the answer."""
+        body = self.read_body()  # 1 (with the head): framing and sizes
+        user = self.check_head()  # 2 to 7: origin, path, verb, media types, user
+        message = parse_message(body)  # 8 and 9: one JSON-RPC request or notification
+        if "id" not in message:
+            self.send_accepted(message)  # 10
+        else:
+            answer = self.server.mcp.respond(message, self, user, self.fields)  # 11 to 18
+            self.send_answer_to_request(answer)
+
+    def do_other(self) -> None:
+        """No message: a health probe, a browser's preflight, or a refusal that says what to do instead."""
+        self.read_body()
+        if self.command == "GET" and self.path == "/healthz":
+            self.check_origin()
+            self.send_answer(200, b"ok\n", "text/plain")
+        elif self.command == "OPTIONS" and self.path == "/mcp" and "origin" in self.fields:
+            self.check_origin()
+            self.send_answer(204, fields=preflight_lines(self.fields))
+        else:
+            self.check_head()
+
+    # reading
+
+    def receive(self, deadline: float) -> None:
+        """Waits for more octets. Wakes for octets, end of file, the deadline, and SHUT_RD at shutdown."""
+        self.connection.settimeout(max(0.001, deadline - time.monotonic()))
+        octets = self.connection.recv(65536)
+        if not octets:
+            raise Cancelled("stream closed")
+        self.received += octets
+        if time.monotonic() >= deadline:  # one octet every few seconds is not progress
+            raise TimeoutError
+
+    def read_head(self) -> bytes:
+        """The next request's head, without its blank line."""
+        started = bool(self.received)
+        deadline = time.monotonic() + (self.server.request_timeout if started else self.server.idle_timeout)
+        while True:
+            while self.received.startswith(b"\r\n"):  # rfc9112 §2.2: ignore empty lines before the request line
+                del self.received[:2]
+            if (end := self.received.find(b"\r\n\r\n")) >= 0:
+                break
+            headers.check_head_so_far(self.received)
+            self.receive(deadline)
+            if not started:
+                started, deadline = True, time.monotonic() + self.server.request_timeout
+        head = bytes(self.received[:end])
+        del self.received[: end + 4]
+        return head
+
+    def read_body(self) -> bytes:
+        """The body, within the size limit; after `Expect: 100-continue` only if the head passes its checks."""
+        if self.body_length > self.server.max_body:
+            raise BadHead(413, f"A message may have at most {self.server.max_body} octets")
+        if "expect" in self.fields and self.request_version == "HTTP/1.1":
+            self.answer_expectation()
+        deadline = time.monotonic() + self.server.request_timeout
+        decoder = sse.BodyDecoder(self.body_length, self.server.max_body)
+        try:
+            while (body := decoder.take(self.received)) is None:
+                self.receive(deadline)
+        except sse.TooLarge as large:
+            raise BadHead(413, str(large)) from None
+        except ValueError as broken:
+            raise BadHead(400, str(broken)) from None
+        return body
+
+    def answer_expectation(self) -> None:
+        """rfc9110 §10.1.1: the final status at once if the head decides it, else 100 and then the body."""
+        if ",".join(self.fields["expect"]).lower() != "100-continue":
+            raise BadHead(417, "The only expectation served here is 100-continue")
+        try:
+            self.check_head()
+        except Rejection:
+            self.close_connection = self.unread = True  # the client may or may not send the body now
+            raise
+        if not self.received:
+            self.send(b"HTTP/1.1 100 Continue\r\n\r\n")
+
+    # rungs 2 to 7: what the head alone decides
+
+    def check_head(self) -> str:
+        """The user's name. Rejection when the head alone says that this request is not served."""
+        if self.crowded:
+            self.close_connection = True
+            raise Rejection(503, "Too many connections", status=503, fields="Retry-After: 1\r\n")
+        self.check_origin()
+        if self.path != "/mcp":
+            raise Rejection(None, "Nothing here. POST your MCP messages to /mcp; GET /healthz says ok.", status=404)
+        if self.command != "POST":
+            # spec: Streamable HTTP › Earlier Streamable HTTP Revisions: SHOULD answer GET and DELETE with 405
+            raise Rejection(None, "This is an MCP endpoint: it takes JSON-RPC messages by POST. Try an MCP client, or"
+                            " the curl helper tests/lessons/mcp.sh.", status=405, fields="Allow: POST, OPTIONS\r\n")
+        if not headers.is_json(self.fields):
+            raise Rejection(INVALID_REQUEST, "Content-Type must be application/json", status=415)
+        # choice: 406 for an Accept that does not list both, and for none at all, because absent is not a list.
+        if not (headers.accepts(self.fields, "application/json") and headers.accepts(self.fields, "text/event-stream")):
+            raise Rejection(INVALID_REQUEST, "Accept must list application/json and text/event-stream", status=406)
+        try:
+            return headers.bearer_name(self.fields) or "anonymous"
+        except ValueError as problem:
+            raise Rejection(INVALID_REQUEST, str(problem), status=401, fields="WWW-Authenticate: Bearer\r\n") from None
+
+    def check_origin(self) -> None:
+        """Rejects what a web page could send here by way of its visitor's browser."""
+        # spec: Streamable HTTP › Security & Endpoint: MUST validate Origin, and MUST answer 403 if it is invalid
+        origin = self.fields.get("origin")
+        if origin and not (len(origin) == 1 and headers.origin_allowed(origin[0], self.server.allow_origins)):
+            raise Rejection(INVALID_REQUEST, "This Origin is not allowed here (see --allow-origin)", status=403)
+        # choice: Host must be an address, localhost or an allowed origin's host, because DNS rebinding needs a name.
+        host = headers.host_name(self.fields)
+        if host is not None and not headers.host_allowed(host, self.server.allow_hosts):
+            raise Rejection(INVALID_REQUEST, "This Host is not served here (see --allow-origin)", status=403)
+
+    # writing
+
+    def send(self, octets: bytes) -> None:
+        """All of it, or Cancelled when the client is gone or has read nothing for the write timeout."""
+        try:
+            self.connection.settimeout(self.server.write_timeout)
+            self.connection.sendall(octets)
+        except OSError:
+            self.close_connection = True
+            raise Cancelled("stream closed") from None
+        self.last_write = time.monotonic()
+
+    def send_answer(self, status: int, body: bytes = b"", media_type: str = "", fields: str = "") -> None:
+        """A whole answer in one write."""
+        if media_type:
+            fields += f"Content-Type: {media_type}\r\n"
+        if status != 204:
+            fields += f"Content-Length: {len(body)}\r\n"
+        self.send(self.head(status, fields) + (b"" if self.command == "HEAD" else body))
+
+    def head(self, status: int, fields: str) -> bytes:
+        """Status line and field lines, all built here; the one value that is echoed, Origin, has been checked."""
+        cors = cors_lines(self.fields) if status != 403 else ""
+        close = "Connection: close\r\n" if self.close_connection else ""
+        return (f"HTTP/1.1 {status} {REASONS[status]}\r\nServer: mcp-reference-server\r\n"
+                f"Date: {http_date(int(time.time()))}\r\n{cors}{close}{fields}\r\n").encode("latin-1")
+
+    def send_accepted(self, message: Json) -> None:
+        """202: over HTTP only the closed stream cancels, so a notification changes nothing here."""
+        try:
+            headers.check_notification_headers(self.fields, message)
+        except HeaderMismatch as mismatch:
+            raise Rejection(HEADER_MISMATCH, str(mismatch)) from None
+        log(f"{message['method']} -> 202")
+        self.send_answer(202)  # spec: Streamable HTTP › Sending Messages: MUST return 202 Accepted with no body
+
+    def send_rejection(self, rejection: Rejection) -> None:
+        """The answer to what got no further than HTTP or JSON."""
+        log(f"{self.command or '-'} {self.path or '-'} -> {rejection.status}, {rejection.message}")
+        with contextlib.suppress(Cancelled):
+            if rejection.code is None:
+                text = rejection.message.encode() + b"\n"
+                self.send_answer(rejection.status, text, "text/plain; charset=utf-8", rejection.fields)
+            else:
+                body = sse.encode_json(rejection.response(rejection.id))
+                self.send_answer(rejection.status, body, "application/json", rejection.fields)
+
+    def send_last(self, rejection: Rejection) -> None:
+        """The last answer on a connection whose next request cannot be found; none if none has begun."""
+        self.close_connection = self.unread = True
+        if self.received or self.fields:
+            self.send_rejection(rejection)
+
+    def send_answer_to_request(self, answer: Answer) -> None:
+        """A request's last message: the end of its stream, or the whole answer."""
+        if self.streaming:
+            self.send_stream(sse.frame_event(answer.body), last=True)
+        else:
+            self.send_answer(answer.status, answer.body, "application/json", answer.fields)
+
+    def send_stream(self, octets: bytes, last: bool = False) -> None:
+        """Events or a comment on the response stream; the first ones turn the answer into a stream."""
+        if chunked := self.request_version == "HTTP/1.1":  # HTTP/1.0: the stream ends with the connection
+            octets = sse.encode_chunk(octets) + (sse.LAST_CHUNK if last else b"")
+        if not self.streaming:
+            self.streaming = True
+            # spec: Streamable HTTP › Receiving Messages: SHOULD include X-Accel-Buffering: no
+            fields = "Content-Type: text/event-stream\r\nCache-Control: no-cache\r\nX-Accel-Buffering: no\r\n"
+            octets = self.head(200, fields + ("Transfer-Encoding: chunked\r\n" if chunked else "")) + octets
+        self.send(octets)
+
+    # the channel of the request that is being answered
+
+    def emit(self, message: Json) -> None:
+        """Sends one notification, as an event."""
+        self.send_stream(sse.encode_event(message))
+
+    def comment_due(self) -> float:
+        """Seconds until the stream has been quiet for one keep-alive interval."""
+        return max(0.0, self.last_write + self.server.keep_alive - time.monotonic())
+
+    def keep_alive(self) -> None:
+        """Sends a comment if one is due; proxies cut streams that stay silent."""
+        if self.comment_due() == 0:
+            self.send_stream(sse.KEEP_ALIVE)
+
+    def watch(self, request: Request) -> None:
+        """Has the disconnect watcher look at this socket."""
+        self.server.watcher.watch(self.connection, request)
+
+    def unwatch(self, request: Request) -> None:
+        """The socket may now carry the next request."""
+        self.server.watcher.forget(self.connection)
+
+    def finish(self) -> None:
+        """Ends the connection so that its last answer is read: closing over unread octets would reset it."""
+        with contextlib.suppress(OSError):
+            self.connection.shutdown(socket.SHUT_WR)
+            deadline = time.monotonic() + 1
+            while self.unread and time.monotonic() < deadline:
+                self.connection.settimeout(1)
+                if not self.connection.recv(65536):
+                    break
+
+
+class WiredEndpoint(Endpoint):
+    """An endpoint that prints what crosses the wire, as it crosses (--wire); bearer values are masked."""
+
+    numbers = itertools.count(1)
+
+    def setup(self) -> None:
+        """Gives the connection its number."""
+        super().setup()
+        self.number, self.began = next(self.numbers), time.monotonic()
+
+    def show(self, arrow: str, text: str) -> None:
+        """The lines of a text, each with an arrow, the connection's number and milliseconds since the request began."""
+        colour, plain = ("\033[36m" if arrow == "-->" else "\033[33m", "\033[0m") if sys.stderr.isatty() else ("", "")
+        for line in filter(None, re.split(r"\r\n|\n", text)):
+            masked = re.sub(r"(?i)^(authorization: *\S+ ).*", r"\1***", line)
+            shown = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in masked)
+            milliseconds = 1000 * (time.monotonic() - self.began)
+            print(f"{colour}{arrow} #{self.number} {milliseconds:7.1f} ms  {shown}{plain}", file=sys.stderr, flush=True)
+
+    def read_head(self) -> bytes:
+        """Shows the request line and the field lines."""
+        head = super().read_head()
+        self.began = time.monotonic()
+        self.show("-->", head.decode("latin-1"))
+        return head
+
+    def read_body(self) -> bytes:
+        """Shows the message."""
+        body = super().read_body()
+        self.show("-->", body.decode("utf-8", "replace"))
+        return body
+
+    def send(self, octets: bytes) -> None:
+        """Shows status, field lines, body, events and comments, without the sizes of chunks."""
+        super().send(octets)
+        self.show("<--", re.sub(r"(?m)^[0-9a-f]+\r\n", "", octets.decode("utf-8", "replace")))
+
+    def unwatch(self, request: Request) -> None:
+        """Shows the hang-up, if that is why the request is over."""
+        super().unwatch(request)
+        if request.reason:
+            self.show("--x", f"{request.reason}: request {request.id!r} is cancelled")
+
+
+@functools.lru_cache(1)
+def http_date(now: int) -> str:
+    """The value of Date (rfc9110 §5.6.7) for a time in seconds."""
+    return time.strftime("%a, %d %b %Y %H:%M:%S GMT", time.gmtime(now))
+
+
+def cors_lines(fields: Fields) -> str:
+    """The field lines that let an allowed page read the answer."""
+    if "origin" not in fields:
+        return ""
+    return (f"Access-Control-Allow-Origin: {fields['origin'][0]}\r\nVary: Origin\r\n"
+            "Access-Control-Expose-Headers: Retry-After, WWW-Authenticate\r\n")
+
+
+def preflight_lines(fields: Fields) -> str:
+    """The answer to a preflight: the MCP headers, and the Mcp-Param-* that it asks for."""
+    names = ["Content-Type", "Accept", "Authorization", "MCP-Protocol-Version", "Mcp-Method", "Mcp-Name"]
+    asked = ",".join(fields.get("access-control-request-headers", ()))
+    names += re.findall(r"(?i)\bmcp-param-[!#$%&'*+.^_`|~0-9a-z-]+", asked)
+    return (f"Access-Control-Allow-Methods: POST\r\nAccess-Control-Allow-Headers: {', '.join(names)}\r\n"
+            "Access-Control-Max-Age: 600\r\n")
+
+
+def parse_message(octets: bytes) -> Json:
+    """One JSON-RPC request or notification. Rejection -32700 for what is no JSON, -32600 for anything else."""
+    try:
+        message = sse.decode_json(octets)
+    except ValueError as broken:
+        raise Rejection(PARSE_ERROR, f"This is no JSON text: {broken}") from None
+    # spec: Overview › Requests: MUST include a string or integer ID; the ID MUST NOT be null
+    readable = isinstance(message, dict) and type(message.get("id")) in (str, int)
+    problem = find_problem(message, MESSAGE)
+    if not problem and "id" in message and not readable:
+        problem = ".id must be a string or an integer"
+    # spec: Streamable HTTP › Sending Messages: the client MUST NOT send JSON-RPC responses
+    if not problem and message.keys() & {"result", "error"}:
+        problem = " is a response; only requests and notifications are taken"
+    if problem:
+        raise Rejection(INVALID_REQUEST, f"The message{problem}", message_id=message["id"] if readable else None)
+    return dict(message)
+
+
+# ------------------------------------------------------------------------------------------- disconnect watcher
+
+
+class DisconnectWatcher(threading.Thread):
+    """Looks at the sockets of the requests that wait, and tells a request when its client hangs up.
+
+    It never reads, writes or closes. `lock` guards `watched`, which connection threads and this thread touch.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(name="disconnect watcher", daemon=True)
+        self.lock = threading.Lock()
+        self.watched: dict[int, tuple[socket.socket, Request]] = {}
+        self.stopping = threading.Event()
+        self.epoll = select.epoll() if hasattr(select, "epoll") else None
+
+    def watch(self, connection: socket.socket, request: Request) -> None:
+        """Called by a connection thread whose request begins to wait."""
+        with self.lock:
+            self.watched[connection.fileno()] = connection, request
+            if self.epoll:  # asks for the end of file only: pipelined octets are no hang-up
+                self.epoll.register(connection, select.EPOLLRDHUP | select.EPOLLONESHOT)
+
+    def forget(self, connection: socket.socket) -> None:
+        """Called by the connection thread when its request is over."""
+        with self.lock:
+            self.watched.pop(connection.fileno(), None)
+            if self.epoll:
+                self.epoll.unregister(connection)
+
+    def run(self) -> None:
+        """Sleeps until the kernel reports a hang-up; without epoll, looks every 50 ms. `stop` is seen within 0.1 s."""
+        while not self.stopping.is_set():
+            suspects = [one for one, _ in self.epoll.poll(0.1)] if self.epoll else list(self.watched)
+            for descriptor in suspects:
+                with self.lock:  # by now the descriptor may be another connection's, so look before telling
+                    connection, request = self.watched.get(descriptor, (None, None))
+                    if connection and request and hung_up(connection):
+                        request.cancel("stream closed")
+            if not self.epoll:
+                self.stopping.wait(0.05)
+
+    def stop(self) -> None:
+        """Ends the thread and cancels what it still watches."""
+        self.stopping.set()
+        self.join()
+        with self.lock:
+            for _, request in self.watched.values():
+                request.cancel("server stopped")
+
+
+def hung_up(connection: socket.socket) -> bool:
+    """Whether the peer has closed or reset the connection.
+
+    choice: an end of file is a hang-up even if only half of the connection is closed, because Go's and Node's
+    servers read it so, and nothing distinguishes the two before the first write.
+    """
+    if hasattr(select, "POLLRDHUP"):
+        poll = select.poll()
+        poll.register(connection, select.POLLRDHUP)
+        return bool(poll.poll(0))
+    readable = select.select([connection], [], [], 0)[0]
+    try:
+        return bool(readable) and not connection.recv(1, socket.MSG_PEEK)
+    except OSError:
+        return True
+
+
+class Workers:
+    """Threads that are used again: one whose connection has ended takes the next instead of ending.
+
+    `lock` guards `idle`; the accept loop and the workers touch it. A waiting worker is woken by a job or after 5 s.
+    """
+
+    def __init__(self) -> None:
+        self.jobs: queue.SimpleQueue[tuple[Callable[..., None], tuple[Any, ...]]] = queue.SimpleQueue()
+        self.lock = threading.Lock()
+        self.idle = 0  # workers that wait and that no job has been promised
+
+    def run(self, function: Callable[..., None], *arguments: Any) -> None:
+        """Calls the function on a thread of its own. RuntimeError when the system gives no more threads."""
+        with self.lock:
+            reuse = self.idle > 0
+            self.idle -= reuse
+        if reuse:
+            self.jobs.put((function, arguments))
+        else:
+            threading.Thread(target=self.work, args=(function, arguments), daemon=True).start()
+
+    def work(self, function: Callable[..., None], arguments: tuple[Any, ...]) -> None:
+        """One worker's life: a job, then the next one if it comes in time."""
+        while True:
+            function(*arguments)
+            del function, arguments
+            with self.lock:
+                self.idle += 1
+            try:
+                function, arguments = self.jobs.get(timeout=5)
+            except queue.Empty:
+                with self.lock:
+                    if self.idle > 0:
+                        self.idle -= 1
+                        return
+                function, arguments = self.jobs.get()  # promised to this worker while it gave up
+
+
+class HttpServer(HTTPServer):
+    """The listening socket, its connections and their limits (seconds, octets), which may be set before serving."""
+
+    request_queue_size = 1024
+    allow_reuse_address = os.name == "posix"  # elsewhere it would let two servers share the port
+    keep_alive = 15.0  # silence before a stream gets a comment
+    idle_timeout = 30.0  # between two requests
+    request_timeout = 10.0  # for a head or a body that has begun
+    write_timeout = 10.0  # for a client that does not read
+    max_body = MAX_MESSAGE
+    max_connections = 4096
+    endpoint: type[Endpoint] = Endpoint
+
+    def __init__(self, mcp: Server, host: str = "127.0.0.1", port: int = 0, allow_origins: Iterable[str] = ()) -> None:
+        self.mcp = mcp
+        self.allow_origins = frozenset(origin.lower() for origin in allow_origins)
+        self.allow_hosts = {urlsplit(origin).hostname or "" for origin in self.allow_origins} | {host.lower()}
+        self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        self.connections: dict[socket.socket, None] = {}  # accept loop and connection threads; single operations only
+        self.watcher, self.workers = DisconnectWatcher(), Workers()
+        self.stopping = threading.Event()
+        super().__init__((host, port), Endpoint)
+
+    def server_bind(self) -> None:
+        """Binds without the standard library's reverse look-up, which can take seconds."""
+        TCPServer.server_bind(self)
+        self.port = self.server_address[1]
+
+    def serve_forever(self, poll_interval: float = 0.1) -> None:
+        """The accept loop. A connection wakes it; `stop` is seen within the poll interval, then all connections end."""
+        self.mcp.start()
+        self.watcher.start()
+        self.socket.settimeout(poll_interval)
+        exhausted = False
+        while not self.stopping.is_set():
+            try:
+                connection, address = self.socket.accept()
+                exhausted = False
+            except TimeoutError:
+                continue
+            except OSError as problem:
+                if problem.errno in (errno.EMFILE, errno.ENFILE) and not exhausted:
+                    log("out of file descriptors: new connections wait")
+                    exhausted = True
+                self.stopping.wait(0.05)
+                continue
+            self.connections[connection] = None
+            self.workers.run(self.serve_connection, connection, address)
+            while len(self.connections) >= 2 * self.max_connections and not self.stopping.wait(0.01):
+                pass
+        self.end_connections()
+
+    def serve_connection(self, connection: socket.socket, address: Any) -> None:
+        """A connection's whole life, on its own thread."""
+        try:
+            self.endpoint(connection, address, self)
+        except OSError:
+            pass
+        except Exception:
+            traceback.print_exc()  # a fault of this server's; the other connections go on
+        finally:
+            self.connections.pop(connection, None)
+            connection.close()
+
+    def stop(self) -> None:
+        """Ends `serve_forever`; callable from any thread and from a signal handler."""
+        self.stopping.set()
+
+    def end_connections(self) -> None:
+        """Subscriptions get their result, calls are cancelled, idle connections wake up; half a second for all."""
+        self.socket.close()
+        deadline = time.monotonic() + 0.5
+        self.mcp.subscriptions.end(deadline)
+        self.watcher.stop()
+        for connection in list(self.connections):
+            with contextlib.suppress(OSError):
+                connection.shutdown(socket.SHUT_RD)  # wakes the thread that reads it; close() would not
+        while self.connections and time.monotonic() < deadline:
+            self.mcp.stopped.wait(0.005)
+        self.mcp.stop()
+
+
+# ------------------------------------------------------------------------------------------------------- requests
+
+
+class Request:
+    """Everything that the server may know while it answers one request, and the verbs of a tool that takes time.
+
+    `cancelled` is set by the disconnect watcher (HTTP), by the stdio reader, by shutdown, or by a write that failed;
+    the thread that runs the method reads it. Everything else belongs to that thread.
+    """
+
+    def __init__(self, message: Json, channel: Channel, user: str, fields: Fields | None = None) -> None:
+        self.id, self.method, self.params = message["id"], message["method"], message.get("params", {})
+        self.meta: Json = self.params.get("_meta", {})
+        self.capabilities: Json = self.meta.get(META + "clientCapabilities", {})
+        self.channel, self.user, self.fields = channel, user, fields
+        self.reason: str | None = None  # why it was cancelled
+        self.wake: Callable[[], None] | None = None  # wakes the method's thread where it waits for something else
+        self.reported: float | None = None  # the highest progress so far
+        self.responses: Json = {}  # the checked inputResponses of a retried request
+        self.state: Any = None  # what `input_required(state=…)` sealed in the round before
+
+    @functools.cached_property
+    def cancelled(self) -> threading.Event:
+        """Set as soon as the client is gone. Looking at it for the first time begins the watch on the socket."""
+        event = self.__dict__["cancelled"] = threading.Event()
+        self.channel.watch(self)
+        return event
+
+    def cancel(self, reason: str) -> None:
+        """Tells the method's thread that nobody waits any more; called from any thread, once or often."""
+        self.reason = self.reason or reason
+        self.cancelled.set()
+        if self.wake:
+            self.wake()
+
+    def close(self) -> None:
+        """The request is over."""
+        if "cancelled" in self.__dict__:
+            self.channel.unwatch(self)
+
+    @property
+    def done(self) -> float:
+        """The progress reported so far; a task that was taken up again starts where it stopped."""
+        return self.reported or 0
+
+    def emit(self, message: Json) -> None:
+        """One notification ahead of the response, if anybody still listens."""
+        if self.cancelled.is_set():
+            raise Cancelled(self.reason)
+        try:
+            self.channel.emit({"jsonrpc": "2.0"} | message)
+        except Cancelled as gone:
+            self.cancel(str(gone))
+            raise
+
+    def progress(self, done: float, total: float | None = None, message: str | None = None) -> None:
+        """Reports progress to a client that asked for it; a value that does not increase is dropped."""
+        # spec: Progress › Progress Flow: the progress value MUST increase with each notification
+        if not math.isfinite(done) or (self.reported is not None and done <= self.reported):
+            return
+        self.reported = done
+        # spec: Progress › Behavior Requirements: MUST only reference tokens that were provided
+        if (token := self.meta.get("progressToken")) is not None:
+            params = present(progressToken=token, progress=done, total=total, message=message)
+            self.emit({"method": "notifications/progress", "params": params})
+
+    def log(self, level: str, data: Any, logger: str = "reference") -> None:
+        """A log message on this request's stream, if the request asked for that level."""
+        # spec: Logging › Per-request log level: MUST NOT emit notifications/message without logLevel
+        wanted = self.meta.get(META + "logLevel")
+        if wanted is not None and LOG_LEVELS.index(level) >= LOG_LEVELS.index(wanted):
+            self.emit({"method": "notifications/message", "params": {"level": level, "logger": logger, "data": data}})
+
+    def sleep(self, seconds: float) -> None:
+        """Returns after that time, or raises Cancelled as soon as the client is gone."""
+        end = time.monotonic() + seconds
+        while True:
+            left = max(0.0, end - time.monotonic())
+            if self.cancelled.wait(min(left, self.channel.comment_due())):
+                raise Cancelled(self.reason)
+            if not left:
+                return
+            self.channel.keep_alive()
+
+    def require(self, capabilities: Json) -> None:
+        """Rejects the request unless its client declared these capabilities."""
+        # spec: Elicitation › Capabilities: an empty object is equivalent to form mode
+        declared = dict(self.capabilities)
+        if declared.get("elicitation") == {}:
+            declared["elicitation"] = {"form": {}}
+        if missing := undeclared(capabilities, declared):
+            # spec: Overview › _meta: MUST return MissingRequiredClientCapabilityError
+            raise Rejection(MISSING_CAPABILITY, "The client must declare a capability for this",
+                            {"requiredCapabilities": missing})
+
+    def declares(self, capabilities: Json) -> bool:
+        """Whether its client declared these capabilities."""
+        with contextlib.suppress(Rejection):
+            self.require(capabilities)
+            return True
+        return False
+
+    def accepted(self, key: str) -> Json | None:
+        """What the user filled in under this key; None if that is missing, or was declined (`responses` tells)."""
+        response = self.responses.get(key)
+        if response is None:
+            return None
+        if response.get("action") not in ("accept", "decline", "cancel"):
+            raise Rejection(INVALID_PARAMS, f"inputResponses.{key}.action must be accept, decline or cancel")
+        if not isinstance(content := response.get("content") or {}, dict):
+            raise Rejection(INVALID_PARAMS, f"inputResponses.{key}.content must be an object")
+        return content if response["action"] == "accept" else None
+
+    def as_task(self, required: bool = False, ttl_ms: int = 3_600_000) -> None:
+        """From here on the work outlives the connection.
+
+        For a client that declared the tasks extension this does not return: its answer is a task handle, and a task
+        worker runs the tool's function again from the top, where this call does nothing. Other clients wait for the
+        result as before, or get -32021 when the tool cannot do without (`required`).
+        """
+        # spec: Tasks Extension › Capability Negotiation: MUST NOT return CreateTaskResult to a client without it
+        if self.declares(NEEDS_TASKS):
+            raise BecomesTask(ttl_ms)
+        if required:
+            self.require(NEEDS_TASKS)
+
+    def ask(self, requests: Json) -> Json:
+        """In a task: waits for the answers to these input requests."""
+        raise RuntimeError("only a task can ask while it runs; return input_required(…) instead")
+
+    def can_ask(self) -> bool:
+        """Whether this is a task whose user can be asked while it runs."""
+        return False
+
+
+def undeclared(required: Json, declared: Any) -> Json:
+    """The part of the required capabilities that a client has not declared."""
+    if not isinstance(declared, dict):
+        return required
+    missing = {name: undeclared(inner, declared.get(name)) for name, inner in required.items()}
+    return {name: missing[name] for name in required if missing[name] or not isinstance(declared.get(name), dict)}
+
+
+def input_required(requests: Json, state: Any = None) -> Json:
+    """A result that asks the client for input; `state` comes back as `request.state` with the retried request."""
+    return {"resultType": "input_required", "inputRequests": requests} | ({} if state is None else {"requestState": state})
+
+
+def elicit(message: str, properties: Json, required: list[str] | None = None) -> Json:
+    """An input request: a form for the user."""
+    schema = {"type": "object", "properties": properties, "required": list(properties) if required is None else required}
+    return {"method": "elicitation/create", "params": {"mode": "form", "message": message, "requestedSchema": schema}}
+
+
+def elicit_url(message: str, url: str) -> Json:
+    """An input request: a page for the user to visit, for what must not pass through the client."""
+    return {"method": "elicitation/create", "params": {"mode": "url", "message": message, "url": url}}
+
+
+# ------------------------------------------------------------------------------------------------------- schemas
+
+TEXT: Json = {"type": "string"}
+OBJECT: Json = {"type": "object"}
+TYPES: dict[str, tuple[type, ...]] = {"string": (str,), "boolean": (bool,), "object": (dict,), "array": (list,),
+                                      "null": (type(None),), "number": (int, float), "integer": (int,)}
+KEYWORDS = {"type", "properties", "required", "items", "enum", "additionalProperties",
+            "title", "description", "default", "examples", "$schema", "x-mcp-header"}
+
+
+def takes(optional: Json | None = None, /, **required: Json) -> Json:
+    """The schema of an object with these properties."""
+    return {"type": "object", "properties": required | (optional or {}), "required": list(required)}
+
+
+def check_schema(schema: Any) -> None:
+    """ValueError for a schema with keywords that `find_problem` does not check."""
+    if unknown := set(schema) - KEYWORDS:
+        raise ValueError(f"not checked here: {', '.join(sorted(unknown))} (see checks_own_arguments)")
+    inner = [*schema.get("properties", {}).values(), schema.get("items"), schema.get("additionalProperties")]
+    for one in filter(None, inner):
+        check_schema(one)
+
+
+def find_problem(value: Any, schema: Json) -> str | None:
+    """The first way in which a JSON value breaks a schema, to be put behind its name: ".month is required"."""
+    if (kind := schema.get("type")) is not None:
+        kinds = [kind] if isinstance(kind, str) else kind
+        # bool is an int to Python and no number to JSON; 42.0 is an integer to JSON Schema
+        if not any(type(value) in TYPES[one] or (one == "integer" and type(value) is float and value.is_integer()) for one in kinds):
+            return f" must be of type {' or '.join(kinds)}"
+    if "enum" in schema and not any(type(value) is type(one) and value == one for one in schema["enum"]):
+        return f" must be one of {json.dumps(schema['enum'])[1:-1]}"
+    if type(value) is dict:
+        for name in schema.get("required", ()):
+            if name not in value:
+                return f".{name} is required"
+        properties, others = schema.get("properties", {}), schema.get("additionalProperties", {})
+        for name, inner in value.items():
+            its_schema = properties.get(name, others)
+            if its_schema is False:
+                return f".{name[:100]} is not known here"
+            if its_schema and (problem := find_problem(inner, its_schema)):
+                return f".{name[:100]}{problem}"
+    elif type(value) is list and "items" in schema:
+        for index, inner in enumerate(value):
+            if problem := find_problem(inner, schema["items"]):
+                return f"[{index}]{problem}"
+    return None
+
+
+TOKEN: Json = {"type": ["string", "integer"]}
+TEXTS: Json = {"type": "object", "additionalProperties": TEXT}
+LIST_OF_TEXTS: Json = {"type": "array", "items": TEXT}
+OBJECTS: Json = {"type": "object", "additionalProperties": OBJECT}
+MESSAGE = takes({"params": OBJECT}, jsonrpc={"enum": ["2.0"]}, method=TEXT)
+METADATA = takes({META + "clientInfo": takes(name=TEXT, version=TEXT), META + "logLevel": {"enum": list(LOG_LEVELS)},
+                  "progressToken": TOKEN}, **{META + "protocolVersion": TEXT, META + "clientCapabilities": OBJECTS})
+# choice: null counts as absent in what a client merely echoes, because client libraries send it so.
+ECHOED: Json = {"inputResponses": OBJECTS | {"type": ["object", "null"]}, "requestState": {"type": ["string", "null"]}}
+PARAMS: dict[str, Json] = {
+    "tools/call": takes({"arguments": OBJECT} | ECHOED, name=TEXT),
+    "prompts/get": takes({"arguments": TEXTS} | ECHOED, name=TEXT),
+    "resources/read": takes(ECHOED, uri=TEXT),
+    "completion/complete": takes({"context": takes({"arguments": TEXTS})}, argument=takes(name=TEXT, value=TEXT),
+                                 ref=takes({"name": TEXT, "uri": TEXT}, type={"enum": ["ref/prompt", "ref/resource"]})),
+    "subscriptions/listen": takes(notifications=takes({
+        "toolsListChanged": {"type": "boolean"}, "promptsListChanged": {"type": "boolean"},
+        "resourcesListChanged": {"type": "boolean"}, "resourceSubscriptions": LIST_OF_TEXTS, "taskIds": LIST_OF_TEXTS})),
+    "tasks/get": takes(taskId=TEXT), "tasks/update": takes(taskId=TEXT, inputResponses=OBJECT), "tasks/cancel": takes(taskId=TEXT),
+}
+
+
+# ------------------------------------------------------------------------------------------ the registry and dispatch
+
+
+class Tool(NamedTuple):
+    """A registered tool: its definition as listed, its function, and what its headers mirror."""
+
+    definition: Json
+    function: Callable[[Json, Request], str | Json]
+    mirrored: list[headers.MirroredParameter]
+    checked: bool  # the server checks its arguments and its structured content
+    switchable: bool  # it can be listed and unlisted while the server runs
+
+
+class Entry(NamedTuple):
+    """A registered resource, resource template or prompt; a resource's with caching hints."""
+
+    definition: Json
+    function: Callable[..., Any]
+    hints: Json
+
+
+class Answer(NamedTuple):
+    """A response, ready to send: HTTP status, JSON text, further field lines."""
+
+    status: int
+    body: bytes
+    fields: str = ""
+
+
+class Server:
+    """What one MCP server offers and how it answers; a transport calls `start`, `respond` and `stop`.
+
+    `page_size`: resources on one page of their list; None: all. `rate`: calls a second and burst, for each user.
+    """
+
+    def __init__(self, name: str, version: str, instructions: str = "", page_size: int | None = None,
+                 store: Store | None = None, rate: tuple[float, float] | None = None) -> None:
+        self.info, self.instructions, self.page_size = {"name": name, "version": version}, instructions, page_size
+        self.store, self.rate = store or Store(), RateLimit(*rate) if rate else None
+        self.tools: dict[str, Tool] = {}
+        self.resources: dict[str, Entry] = {}
+        self.templates: dict[str, Entry] = {}
+        self.prompts: dict[str, Entry] = {}
+        self.completions: dict[tuple[str, str, str], Callable[[str, dict[str, str], Request], list[str]]] = {}
+        self.subscriptions, self.tasks = Subscriptions(self), Tasks(self)
+        self.stopped = threading.Event()
+        self.keeper = threading.Thread(target=self.keep, name="keeper", daemon=True)
+        self.methods: dict[str, Callable[[Request], Json]] = {
+            "server/discover": self.discover, "tools/list": self.list_tools, "tools/call": self.call_tool,
+            "resources/list": self.list_resources, "resources/templates/list": self.list_templates,
+            "resources/read": self.read_resource, "prompts/list": self.list_prompts, "prompts/get": self.get_prompt,
+            "completion/complete": self.complete, "subscriptions/listen": self.subscriptions.listen,
+            "tasks/get": self.tasks.get, "tasks/update": self.tasks.update, "tasks/cancel": self.tasks.cancel,
+        }
+
+    # what a server is built from; each is a decorator
+
+    def tool(self, name: str, description: str, input_schema: Json, *, title: str | None = None,
+             output_schema: Json | None = None, annotations: Json | None = None, listed: bool = True,
+             checks_own_arguments: bool = False) -> Callable[[Function], Function]:
+        """Registers `function(arguments, request) -> text or result`. ValueError for a schema that breaks the rules."""
+        mirrored = headers.mirrored_parameters(input_schema)
+        if not checks_own_arguments:
+            check_schema(input_schema)
+            check_schema(output_schema or {})
+        definition = present(name=name, title=title, description=description, inputSchema=input_schema,
+                             outputSchema=output_schema, annotations=annotations)
+        if not listed:
+            self.store.execute("INSERT OR IGNORE INTO settings VALUES (?, 'no')", f"listed {name}")
+
+        def register(function: Function) -> Function:
+            self.tools[name] = Tool(definition, function, mirrored, not checks_own_arguments, not listed)
+            return function
+
+        return register
+
+    def resource(self, uri: str, name: str, *, description: str | None = None, mime_type: str = "text/plain",
+                 cache_scope: str = "public", ttl_ms: int = 60_000) -> Callable[[Function], Function]:
+        """Registers `function(uri, request) -> text, bytes, a list of contents, or None: there is no such resource`."""
+        definition = present(uri=uri, name=name, description=description, mimeType=mime_type)
+        return register_in(self.resources, uri, definition, cacheable(ttl_ms, cache_scope))
+
+    def resource_template(self, template: str, name: str, *, description: str | None = None, mime_type: str = "text/plain",
+                          cache_scope: str = "public", ttl_ms: int = 60_000) -> Callable[[Function], Function]:
+        """Registers `function(uri, values, request)`, as for `resource`; `{name}` stands for one segment of a path."""
+        definition = present(uriTemplate=template, name=name, description=description, mimeType=mime_type)
+        return register_in(self.templates, template, definition, cacheable(ttl_ms, cache_scope))
+
+    def prompt(self, name: str, description: str, arguments: Iterable[Json] = ()) -> Callable[[Function], Function]:
+        """Registers `function(arguments, request) -> text, or a list of messages`."""
+        return register_in(self.prompts, name, present(name=name, description=description, arguments=list(arguments)), {})
+
+    def completion(self, kind: str, name: str, argument: str) -> Callable[[Function], Function]:
+        """Registers `function(value, context, request) -> all matches, best first`; kind: ref/prompt or ref/resource."""
+        return register_in(self.completions, (kind, name, argument))
+
+    def list_changed(self, kind: str) -> None:
+        """Tells subscribers that the list of tools, prompts or resources has changed."""
+        self.subscriptions.publish(kind)
+
+    def resource_updated(self, uri: str) -> None:
+        """Tells the subscribers of this resource that it has changed."""
+        self.subscriptions.publish("resource", uri)
+
+    def set_listed(self, name: str, listed: bool) -> None:
+        """Lists or unlists a tool that was registered with `listed=False`, on every instance."""
+        self.store.execute("UPDATE settings SET value = ? WHERE name = ?", "yes" if listed else "no", f"listed {name}")
+        self.list_changed("tools")
+
+    def is_listed(self, tool: Tool) -> bool:
+        """Whether clients can see and call the tool at this moment."""
+        question = "SELECT 1 FROM settings WHERE name = ? AND value = 'yes'"
+        return not tool.switchable or self.store.execute(question, f"listed {tool.definition['name']}") != []
+
+    # its life
+
+    def start(self) -> None:
+        """Begins the housekeeping, and takes up the tasks that a dead instance has left."""
+        self.keeper.start()
+        self.tasks.adopt_all()
+
+    def keep(self) -> None:
+        """The keeper's loop; `stopped` wakes it."""
+        while not self.stopped.wait(KEEPER_SECONDS):
+            try:
+                self.tasks.renew()
+                self.subscriptions.deliver_others()
+                self.store.purge()
+            except sqlite3.Error as problem:
+                log(f"the state file cannot be used at the moment: {problem}")
+
+    def stop(self) -> None:
+        """Ends the housekeeping and leaves running tasks to other instances."""
+        self.stopped.set()
+        self.tasks.release()
+        self.keeper.join()
+
+    # one request
+
+    def respond(self, message: Json, channel: Channel, user: str, fields: Fields | None = None) -> Answer:
+        """The answer to one request, whatever happens; Cancelled when nobody waits for it. `fields`: over HTTP."""
+        request = None
+        try:
+            request = self.open_request(message, channel, user, fields)  # 11 to 17
+            result = self.complete_result(request, self.methods[request.method](request))  # 18
+            answer = Answer(200, sse.encode_json({"jsonrpc": "2.0", "id": request.id, "result": result}))
+            if request.reason:
+                raise Cancelled(request.reason)
+            outcome = result["resultType"]
+        except Cancelled as gone:
+            log(f"{cancelled_line(request)} ({gone})")
+            raise
+        except Exception as problem:
+            rejection = rejection_for(problem)
+            if message["method"] == "initialize":
+                # spec: Versioning and Compatibility › Backward Compatibility with Initialization-Based Versions: SHOULD
+                # name the supported versions in any error returned to initialize
+                rejection.message += f". There is no initialize here: this server speaks MCP {SUPPORTED_VERSIONS[0]}"
+            answer = Answer(rejection.status, sse.encode_json(rejection.response(message["id"])), rejection.fields)
+            outcome = f"{rejection.status}, {rejection.code} {rejection.message}"
+        finally:
+            if request:
+                request.close()
+        log(f"{request_line(message, user)} -> {outcome}")
+        return answer
+
+    def open_request(self, message: Json, channel: Channel, user: str, fields: Fields | None) -> Request:
+        """Rungs 11 to 17: the metadata, whether the mirrored headers agree with it, what the method needs."""
+        method, params = message["method"], message.get("params", {})
+        if fields is not None:
+            header_version = headers.check_method_header(fields, method)  # 11
+        # spec: Overview › _meta: a request missing any required field MUST be rejected with -32602, on HTTP with 400
+        if problem := find_problem(params.get("_meta"), METADATA):  # 12
+            raise Rejection(INVALID_PARAMS, f"params._meta{problem}", status=400)
+        version = params["_meta"][META + "protocolVersion"]
+        if fields is not None:
+            headers.check_version_header(header_version, version)  # 13
+        if version not in SUPPORTED_VERSIONS:  # 14
+            # spec: Versioning and Compatibility › Protocol Version Negotiation: MUST list the versions it supports
+            raise Rejection(UNSUPPORTED_VERSION, f"Unsupported protocol version: this server speaks {SUPPORTED_VERSIONS[0]}",
+                            {"supported": SUPPORTED_VERSIONS, "requested": version})
+        if not self.offers(method):  # 15
+            # spec: Streamable HTTP › Protocol Version Header: MUST respond with 404 and -32601
+            raise Rejection(METHOD_NOT_FOUND, f"Unknown method: {method[:100]}")
+        if fields is not None:
+            headers.check_name_header(fields, method, params)  # 16
+        request = Request(message, channel, user, fields)
+        if method.startswith("tasks/"):  # 17, of which the rest belongs to the method
+            # spec: Tasks Extension › Protocol Errors: MUST return -32021 to clients that do not declare the extension
+            request.require(NEEDS_TASKS)
+        if problem := find_problem(params, PARAMS.get(method, OBJECT)):
+            raise Rejection(INVALID_PARAMS, f"params{problem}")
+        return request
+
+    def offers(self, method: str) -> bool:
+        """Whether there is such a method, and anything registered that it could serve."""
+        tables = {"tools": self.tools, "prompts": self.prompts, "resources": self.resources or self.templates,
+                  "completion": self.completions}
+        return method in self.methods and bool(tables.get(method.partition("/")[0], True))
+
+    def complete_result(self, request: Request, result: Json) -> Json:
+        """A result as it is sent: with its type and the server's name; what it asks of the client checked and sealed."""
+        if result.get("resultType") == "input_required":
+            for wanted in result["inputRequests"].values():
+                request.require(capability_for(wanted))
+            if "requestState" in result:
+                result = result | {"requestState": self.seal(request, result["requestState"])}
+        return {"resultType": "complete"} | result | {"_meta": {META + "serverInfo": self.info} | result.get("_meta", {})}
+
+    # server/discover and the lists
+
+    def discover(self, request: Request) -> Json:
+        """server/discover: what this server speaks and offers."""
+        changes = {"listChanged": True}
+        capabilities = present(
+            logging={}, extensions={TASKS: {}}, tools=changes if self.tools else None, prompts=changes if self.prompts else None,
+            resources=changes | {"subscribe": True} if self.offers("resources/read") else None,
+            completions={} if self.completions else None)
+        about = present(instructions=self.instructions or None)
+        return {"supportedVersions": SUPPORTED_VERSIONS, "capabilities": capabilities} | about | cacheable(3_600_000)
+
+    def list_tools(self, request: Request) -> Json:
+        """tools/list: in the order of registration, which is the same every time."""
+        return page(request, "tools", [tool for tool in self.tools.values() if self.is_listed(tool)])
+
+    def list_resources(self, request: Request) -> Json:
+        """resources/list, page by page."""
+        return page(request, "resources", self.resources.values(), self.page_size)
+
+    def list_templates(self, request: Request) -> Json:
+        """resources/templates/list, page by page."""
+        return page(request, "resourceTemplates", self.templates.values(), self.page_size)
+
+    def list_prompts(self, request: Request) -> Json:
+        """prompts/list."""
+        return page(request, "prompts", self.prompts.values())
+
+    # tools, resources, prompts, completion
+
+    def call_tool(self, request: Request) -> Json:
+        """tools/call: the rest of rung 17, then the tool's function."""
+        # spec: Tools › Security Considerations: MUST rate limit tool invocations
+        if self.rate and (wait := self.rate.seconds_to_wait(request.user)):
+            raise Rejection(429, "Too many tool calls", status=429, fields=f"Retry-After: {wait}\r\n")
+        tool = self.tools.get(request.params["name"])
+        if tool is None or not self.is_listed(tool):
+            raise Rejection(INVALID_PARAMS, f"Unknown tool: {request.params['name'][:100]}")
+        arguments = request.params.get("arguments", {})
+        if request.fields is not None:
+            headers.check_parameter_headers(request.fields, arguments, tool.mirrored)
+        self.open_answers(request)
+        if tool.checked and (problem := find_problem(arguments, tool.definition["inputSchema"])):
+            return text_result(f"arguments{problem}") | {"isError": True}
+        try:
+            return run_tool(tool, arguments, request)
+        except BecomesTask as task:
+            return self.tasks.create(request, task.ttl_ms)
+
+    def find_resource(self, uri: str) -> tuple[Entry, tuple[Any, ...]] | None:
+        """The resource or template behind a URI, and the arguments of its function before the request."""
+        if entry := self.resources.get(uri):
+            return entry, (uri,)
+        matches = ((entry, match_template(template, uri)) for template, entry in self.templates.items())
+        return next(((entry, (uri, values)) for entry, values in matches if values is not None), None)
+
+    def read_resource(self, request: Request) -> Json:
+        """resources/read: the contents behind a URI, or a question first."""
+        uri = request.params["uri"]
+        self.open_answers(request)
+        found = self.find_resource(uri)
+        content = found[0].function(*found[1], request) if found else None
+        if found is None or content is None:
+            # spec: Resources › Error Handling: MUST return -32602, MUST NOT return an empty contents array
+            raise Rejection(INVALID_PARAMS, "Resource not found", {"uri": uri})
+        if isinstance(content, dict):
+            return content
+        if not isinstance(content, list):
+            body = {"text": content} if isinstance(content, str) else {"blob": base64.b64encode(content).decode()}
+            content = [{"uri": uri, "mimeType": found[0].definition["mimeType"]} | body]
+        return {"contents": content} | found[0].hints
+
+    def get_prompt(self, request: Request) -> Json:
+        """prompts/get: its messages, or a question first."""
+        entry, arguments = self.prompts.get(request.params["name"]), request.params.get("arguments", {})
+        if entry is None:
+            raise Rejection(INVALID_PARAMS, f"Unknown prompt: {request.params['name'][:100]}")
+        self.open_answers(request)
+        for argument in entry.definition["arguments"]:
+            if argument.get("required") and argument["name"] not in arguments:
+                raise Rejection(INVALID_PARAMS, f"Missing required argument: {argument['name']}")
+        content = entry.function(arguments, request)
+        if isinstance(content, dict):
+            return content
+        if isinstance(content, str):
+            content = [{"role": "user", "content": {"type": "text", "text": content}}]
+        return {"description": entry.definition["description"], "messages": content}
+
+    def complete(self, request: Request) -> Json:
+        """completion/complete: at most 100 values."""
+        ref, argument = request.params["ref"], request.params["argument"]
+        prompt = ref["type"] == "ref/prompt"
+        name = ref.get("name" if prompt else "uri")
+        if name not in (self.prompts if prompt else self.templates):
+            raise Rejection(INVALID_PARAMS, "params.ref must name a prompt or a resource template")
+        function = self.completions.get((ref["type"], name, argument["name"]))
+        known = request.params.get("context", {}).get("arguments", {})
+        values = function(argument["value"], known, request) if function else []
+        return {"completion": {"values": values[:100], "total": len(values), "hasMore": len(values) > 100}}
+
+    # multi round-trip requests: the state travels with the client, sealed
+
+    def open_answers(self, request: Request) -> None:
+        """Checks the state, and takes over the answers, that a retried request brings."""
+        if (sealed := request.params.get("requestState")) is not None:
+            request.state = self.unseal(request, sealed)
+        request.responses = request.params.get("inputResponses") or {}
+
+    def seal(self, request: Request, state: Any) -> str:
+        """requestState: bound to the request, its user and a time, so that it is of no use anywhere else."""
+        payload = {"state": state, "expires": time.time() + STATE_SECONDS} | origin_of(request)
+        text = base64.urlsafe_b64encode(json.dumps(payload).encode()).decode()
+        return f"{text}.{self.signature(text)}"
+
+    def unseal(self, request: Request, sealed: str) -> Any:
+        """The state inside. One message for every cause, so that a refusal teaches nothing."""
+        text, _, signature = sealed.rpartition(".")
+        # spec: Multi Round-Trip Requests › Server Requirements (Basic Workflow): MUST reject state that fails verification
+        if hmac.compare_digest(self.signature(text).encode(), signature.encode("utf-8", "backslashreplace")):
+            payload = json.loads(base64.urlsafe_b64decode(text))
+            if payload["expires"] > time.time() and origin_of(request).items() <= payload.items():
+                return payload["state"]
+        raise Rejection(INVALID_PARAMS, "requestState is not valid for this request", status=400)
+
+    def signature(self, text: str) -> str:
+        """HMAC-SHA-256 over the exact characters received."""
+        return hmac.new(self.store.secret, text.encode("utf-8", "backslashreplace"), hashlib.sha256).hexdigest()
+
+
+Function = Callable[..., Any]
+NEEDS_TASKS: Json = {"extensions": {TASKS: {}}}
+
+
+def register_in(table: dict[Any, Any], key: Any, *entry: Json) -> Callable[[Function], Function]:
+    """A decorator that puts a function, with its definition and hints if it has any, into a table."""
+
+    def register(function: Function) -> Function:
+        table[key] = Entry(entry[0], function, entry[1]) if entry else function
+        return function
+
+    return register
+
+
+def present(**members: Any) -> Json:
+    """An object of those members that are not None."""
+    return {name: value for name, value in members.items() if value is not None}
+
+
+def rejection_for(problem: Exception) -> Rejection:
+    """What a client is told of an exception: all of a rejection, nothing of a fault of this server's."""
+    if isinstance(problem, Rejection):
+        return problem
+    if isinstance(problem, HeaderMismatch):
+        # spec: Streamable HTTP › Server Validation: MUST return 400 with HeaderMismatch
+        return Rejection(HEADER_MISMATCH, str(problem))
+    if isinstance(problem, sqlite3.Error):
+        log(f"the state cannot be used: {problem}")
+        return Rejection(INTERNAL_ERROR, "The server cannot reach its state at the moment")
+    traceback.print_exception(problem)
+    return Rejection(INTERNAL_ERROR, "Internal error")
+
+
+def request_line(message: Json, user: str) -> str:
+    """The log's words for a request: method, name, user, id, trace."""
+    params = message.get("params", {})
+    name, meta = params.get(headers.NAME_SOURCE.get(message["method"], "")), params.get("_meta")
+    trace = meta.get("traceparent") if isinstance(meta, dict) else None
+    return (f"{message['method'][:100]}{f' {name}'[:200] if name else ''} user={user} id={message['id']!r:.100}"
+            f"{f' traceparent={trace}'[:100] if trace else ''}")
+
+
+def cancelled_line(request: Request | None) -> str:
+    """The log's words for a request that nobody waits for: a tool's step is the one that was in progress."""
+    if request and request.method == "tools/call":
+        return f"{request.params['name']} cancelled at step {math.floor(request.done) + 1}"
+    return f"{request.method if request else 'a request'} ended"
+
+
+def run_tool(tool: Tool, arguments: Json, request: Request) -> Json:
+    """A tool's function, and its outcome as a result."""
+    try:
+        result = tool.function(arguments, request)
+    except ToolError as failure:
+        return text_result(str(failure)) | {"isError": True}
+    if isinstance(result, str):
+        return text_result(result)
+    if "structuredContent" in result:
+        structured, schema = result["structuredContent"], tool.definition.get("outputSchema")
+        # spec: Tools › Output Schema: MUST provide structured results that conform to this schema
+        if schema and tool.checked and (problem := find_problem(structured, schema)):
+            raise ValueError(f"structuredContent{problem}")
+        # spec: Tools › Structured Content: SHOULD also return the serialized JSON in a TextContent block
+        return text_result(json.dumps(structured, ensure_ascii=False)) | result
+    return result
+
+
+def text_result(text: str) -> Json:
+    """A tool's result with one block of text."""
+    return {"content": [{"type": "text", "text": text}]}
+
+
+def cacheable(ttl_ms: int, scope: str = "public") -> Json:
+    """The caching hints of a result."""
+    return {"ttlMs": ttl_ms, "cacheScope": scope}
+
+
+def page(request: Request, key: str, entries: Iterable[Tool | Entry], size: int | None = None) -> Json:
+    """One page of a list, from the cursor on. -32602 for a cursor that this list has not given out."""
+    items = [entry.definition for entry in entries]
+    cursors = {make_cursor(start): start for start in range(size or len(items) or 1, len(items), size or 1)}
+    cursor = request.params.get("cursor")
+    if cursor is not None and (not isinstance(cursor, str) or cursor not in cursors):
+        raise Rejection(INVALID_PARAMS, "This cursor is not valid")
+    start = cursors[cursor] if cursor else 0
+    end = start + (size or len(items))
+    following = present(nextCursor=make_cursor(end) if end < len(items) else None)
+    return {key: items[start:end]} | following | cacheable(300_000)
+
+
+def make_cursor(position: int) -> str:
+    """Opaque to clients: only this server reads it."""
+    return base64.b64encode(b"after %d" % position).decode()
+
+
+def match_template(template: str, uri: str) -> dict[str, str] | None:
+    """The values of a template's variables in a URI; None if it does not match, or if a value would climb out."""
+    pattern = re.sub(r"\\\{(\w+)\\\}", r"(?P<\1>[^/]+)", re.escape(template))
+    # spec: Resources › Security Considerations: MUST sanitize file paths to prevent directory traversal
+    with contextlib.suppress(UnicodeDecodeError):
+        if match := re.fullmatch(pattern, uri):
+            values = {name: unquote(value, errors="strict") for name, value in match.groupdict().items()}
+            if all(value.isprintable() and not {"/", "\\"} & set(value) and value.strip(".") for value in values.values()):
+                return values
+    return None
+
+
+def origin_of(request: Request) -> Json:
+    """What a requestState is bound to: the user, the method, and a digest of the parameters that matter."""
+    salient = [request.params.get("name"), request.params.get("uri"), request.params.get("arguments") or {}]
+    digest = hashlib.sha256(json.dumps(salient, sort_keys=True).encode()).hexdigest()
+    return {"user": request.user, "method": request.method, "digest": digest}
+
+
+def capability_for(input_request: Json) -> Json:
+    """The client capability that an input request needs."""
+    # spec: Multi Round-Trip Requests › Server Requirements (Basic Workflow): MUST NOT send undeclared inputRequests
+    if input_request["method"] == "elicitation/create":
+        return {"elicitation": {input_request["params"].get("mode", "form"): {}}}
+    return {{"sampling/createMessage": "sampling", "roots/list": "roots"}[input_request["method"]]: {}}
+
+
+class RateLimit:
+    """A bucket of calls for each user; it holds `burst` and gains `rate` a second. `lock` guards `buckets`."""
+
+    def __init__(self, rate: float, burst: float) -> None:
+        self.rate, self.burst = rate, burst
+        self.lock = threading.Lock()
+        self.buckets: dict[str, tuple[float, float]] = {}  # user -> (calls left, when that was true)
+
+    def seconds_to_wait(self, user: str) -> int:
+        """0 and one call less in the user's bucket; or whole seconds until there is one."""
+        now = time.monotonic()
+        with self.lock:
+            left, then = self.buckets.get(user, (self.burst, now))
+            left = min(self.burst, left + (now - then) * self.rate)
+            if left < 1:
+                return math.ceil((1 - left) / self.rate)
+            if len(self.buckets) > 10_000:  # a full bucket is no different from none
+                self.buckets = {one: two for one, two in self.buckets.items() if now - two[1] < self.burst / self.rate}
+            self.buckets[user] = left - 1, now
+            return 0
+
+
+# ------------------------------------------------------------------------------------------------- subscriptions
+
+FILTERS = {"tools": "toolsListChanged", "prompts": "promptsListChanged", "resources": "resourcesListChanged",
+           "resource": "resourceSubscriptions", "task": "taskIds"}
+
+
+class Subscription(NamedTuple):
+    """One open subscriptions/listen: what was agreed, and the queue from publishers to its own thread."""
+
+    request: Request
+    agreed: Json
+    queue: queue.SimpleQueue[Json | None]  # None: look whether to go on
+
+
+class Subscriptions:
+    """The open subscriptions, and the feed of changes from the other instances on the same state file.
+
+    `lock` guards `open`; listening threads add and remove, publishers and the keeper read.
+    """
+
+    def __init__(self, server: Server) -> None:
+        self.server, self.store = server, server.store
+        self.lock = threading.Lock()
+        self.open: list[Subscription] = []
+        self.ending = False
+        self.seen = self.store.execute("SELECT coalesce(max(number), 0) AS seen FROM changes")[0]["seen"]
+
+    def listen(self, request: Request) -> Json:
+        """subscriptions/listen: acknowledges, then passes on what was agreed until somebody ends it."""
+        subscription = Subscription(request, self.agree(request), queue.SimpleQueue())
+        request.wake = lambda: subscription.queue.put(None)
+        with self.lock:
+            self.open.append(subscription)  # before the acknowledgement, or a change right after it would be lost
+        try:
+            # spec: Subscriptions › Acknowledgment: MUST send acknowledged as the first message
+            self.send(request, "notifications/subscriptions/acknowledged", {"notifications": subscription.agreed})
+            self.pass_on(subscription)
+        finally:
+            with self.lock:
+                self.open.remove(subscription)
+        # spec: Subscriptions › Graceful Closure: SHOULD respond with an empty result before closing the stream
+        return {"_meta": {META + "subscriptionId": request.id}}
+
+    def agree(self, request: Request) -> Json:
+        """The part of the filter that this server serves to this user."""
+        wanted = request.params["notifications"]
+        if wanted.get("taskIds"):
+            request.require(NEEDS_TASKS)
+        offered = {"toolsListChanged": self.server.tools, "promptsListChanged": self.server.prompts,
+                   "resourcesListChanged": self.server.resources}
+        agreed: Json = {name: True for name, table in offered.items() if wanted.get(name) and table}
+        if uris := [uri for uri in wanted.get("resourceSubscriptions", ()) if self.server.find_resource(uri)]:
+            agreed["resourceSubscriptions"] = uris
+        if tasks := [one for one in wanted.get("taskIds", ()) if self.server.tasks.find(one, request.user)]:
+            agreed["taskIds"] = tasks
+        return agreed
+
+    def pass_on(self, subscription: Subscription) -> None:
+        """The listening thread's loop. A queued message, a cancellation, the end or a due comment wakes it."""
+        request = subscription.request
+        while not self.ending or subscription.queue.qsize():
+            try:
+                message = subscription.queue.get(timeout=min(request.channel.comment_due(), 3600))
+            except queue.Empty:
+                request.channel.keep_alive()
+                continue
+            if request.cancelled.is_set():
+                raise Cancelled(request.reason)
+            if message:
+                self.send(request, message["method"], message["params"])
+
+    def send(self, request: Request, method: str, params: Json) -> None:
+        # spec: Subscriptions › Receiving Notifications: all carry the id of the listen request in _meta
+        request.emit({"method": method, "params": {"_meta": {META + "subscriptionId": request.id}} | params})
+
+    def publish(self, topic: str, subject: str = "") -> None:
+        """Tells this instance's subscribers now, and the other instances' at their next look."""
+        self.store.execute("INSERT INTO changes (origin, topic, subject, at) VALUES (?, ?, ?, ?)",
+                           self.store.instance, topic, subject, time.time())
+        self.deliver(topic, subject)
+
+    def deliver(self, topic: str, subject: str) -> None:
+        """Puts a change into the queue of each subscription that agreed to it; drops one that is too far behind."""
+        with self.lock:
+            concerned = [one for one in self.open if (agreed := one.agreed.get(FILTERS[topic]))
+                         and (agreed is True or subject in agreed)]
+        message = self.message(topic, subject) if concerned else None
+        for subscription in concerned:
+            if subscription.queue.qsize() < MAX_QUEUED:
+                subscription.queue.put(message)
+            else:
+                subscription.request.cancel("reads too slowly")
+
+    def message(self, topic: str, subject: str) -> Json | None:
+        """The notification of a change; None for a task that has expired."""
+        if topic == "task":
+            row = self.server.tasks.find(subject)
+            return {"method": "notifications/tasks", "params": task_view(row)} if row else None
+        if topic == "resource":
+            return {"method": "notifications/resources/updated", "params": {"uri": subject}}
+        return {"method": f"notifications/{topic}/list_changed", "params": {}}
+
+    def deliver_others(self) -> None:
+        """The keeper: passes on what other instances have published."""
+        for change in self.store.execute("SELECT * FROM changes WHERE number > ? ORDER BY number", self.seen):
+            self.seen = change["number"]
+            if change["origin"] != self.store.instance:
+                self.deliver(change["topic"], change["subject"])
+
+    def end(self, deadline: float) -> None:
+        """At shutdown: every subscription sends what is queued, then its result, before the deadline."""
+        self.ending = True
+        with self.lock:
+            for subscription in self.open:
+                subscription.queue.put(None)
+        while self.open and time.monotonic() < deadline:
+            self.server.stopped.wait(0.005)
+
+
+# ------------------------------------------------------------------------ the store: a handle is a row, a lease a column
+
+SCHEMA = """
+CREATE TABLE IF NOT EXISTS settings (name TEXT PRIMARY KEY, value TEXT);
+CREATE TABLE IF NOT EXISTS handles (id TEXT PRIMARY KEY, kind TEXT, user TEXT, value TEXT, used REAL);
+CREATE TABLE IF NOT EXISTS changes (number INTEGER PRIMARY KEY AUTOINCREMENT, origin TEXT, topic TEXT, subject TEXT, at REAL);
+CREATE TABLE IF NOT EXISTS tasks (id TEXT PRIMARY KEY, user TEXT, request TEXT, status TEXT, message TEXT, created REAL,
+    updated REAL, ttl_ms INTEGER, done REAL, asked TEXT DEFAULT '{}', answers TEXT DEFAULT '{}', outcome TEXT,
+    owner TEXT, lease REAL);
+"""
+APPLICATION_ID = 0x4D435028
+
+
+class Store:
+    """What outlives a request, in SQLite: in memory, or in a file that several instances share.
+
+    `lock` guards the connection, which every thread uses. An instance waits at most 5 s for another's write.
+    """
+
+    def __init__(self, path: str = ":memory:") -> None:
+        self.instance = secrets.token_hex(8)
+        self.lock = threading.RLock()
+        self.db = sqlite3.connect(path, timeout=5, isolation_level=None, check_same_thread=False)
+        self.db.row_factory = sqlite3.Row
+        tables = self.execute("SELECT count(*) AS count FROM sqlite_master")[0]["count"]
+        if tables and self.execute("PRAGMA application_id")[0][0] != APPLICATION_ID:
+            raise sqlite3.DatabaseError("it belongs to another program")
+        self.db.executescript(f"PRAGMA journal_mode=WAL; PRAGMA synchronous=FULL; {SCHEMA} PRAGMA application_id={APPLICATION_ID};")
+        self.execute("INSERT OR IGNORE INTO settings VALUES ('secret', ?)", secrets.token_hex(32))
+        self.secret = bytes.fromhex(self.execute("SELECT value FROM settings WHERE name = 'secret'")[0]["value"])
+
+    def execute(self, statement: str, *values: Any) -> list[sqlite3.Row]:
+        """One statement, committed when this returns; its rows."""
+        with self.lock:
+            return self.db.execute(statement, values).fetchall()
+
+    def new_handle(self, kind: str, user: str, value: Any) -> str:
+        """Keeps a value under a new name that nobody can guess, for this user alone."""
+        handle = f"{kind}_{secrets.token_urlsafe(16)}"
+        self.execute("INSERT INTO handles VALUES (?, ?, ?, ?, ?)", handle, kind, user, json.dumps(value), time.time())
+        return handle
+
+    def append(self, kind: str, handle: str, user: str, item: Any) -> list[Any] | None:
+        """Adds to the list behind a handle and returns it; None if this user has no such handle."""
+        rows = self.execute("UPDATE handles SET value = json_insert(value, '$[#]', json(?)), used = ? WHERE id = ? AND"
+                            " kind = ? AND user = ? RETURNING value", json.dumps(item), time.time(), handle, kind, user)
+        return json.loads(rows[0]["value"]) if rows else None
+
+    def close(self) -> None:
+        """After the last request."""
+        with self.lock:
+            self.db.close()
+
+    def purge(self) -> None:
+        """The keeper: forgets what has not been used for a day, and changes that every instance has seen."""
+        self.execute("DELETE FROM handles WHERE used < ?", time.time() - HANDLE_SECONDS)
+        self.execute("DELETE FROM changes WHERE at < ?", time.time() - 60)
+
+
+# --------------------------------------------------------------------------------------------------------- tasks
+
+ACTIVE = "status IN ('working', 'input_required')"
+
+
+class TaskRequest(Request):
+    """The request of a task: no client waits, so progress is written to the row and questions wait in it."""
+
+    def __init__(self, row: sqlite3.Row, tasks: Tasks) -> None:
+        saved = json.loads(row["request"])
+        super().__init__({"id": row["id"], "method": "tools/call", "params": saved["params"]}, Channel(), row["user"])
+        self.responses, self.state = saved["responses"], saved["state"]
+        self.tasks, self.reported = tasks, row["done"]
+        self.answered = threading.Event()  # set by tasks/update on this instance, and by cancel
+        self.wake = self.answered.set
+
+    def write(self, **columns: Any) -> sqlite3.Row:
+        """Changes the row if it is still this worker's and not finished; otherwise the worker ends, by Cancelled."""
+        names = ", ".join(f"{name} = ?" for name in columns)
+        rows = self.tasks.store.execute(f"UPDATE tasks SET {names}, updated = ? WHERE id = ? AND owner = ? AND {ACTIVE}"
+                                        " RETURNING *", *columns.values(), time.time(), self.id, self.tasks.store.instance)
+        if not rows or self.reason:
+            raise Cancelled(self.reason or "no longer this worker's")
+        self.tasks.server.subscriptions.publish("task", str(self.id))
+        return rows[0]
+
+    def progress(self, done: float, total: float | None = None, message: str | None = None) -> None:
+        """Records the step, so that another worker can go on after it."""
+        if math.isfinite(done) and (self.reported is None or done > self.reported):
+            self.reported = done
+            self.write(done=done, message=message or f"{done:g}" + (f" of {total:g}" if total else ""))
+
+    def as_task(self, required: bool = False, ttl_ms: int = 3_600_000) -> None:
+        """It is one already."""
+
+    def can_ask(self) -> bool:
+        """Whether the client that created the task can show its user a form."""
+        return self.declares({"elicitation": {"form": {}}})
+
+    def ask(self, requests: Json) -> Json:
+        """Waits until tasks/update has brought an answer to each; one that was given before is not asked for again."""
+        for wanted in requests.values():
+            self.require(capability_for(wanted))
+        row = self.tasks.find(str(self.id))
+        if not requests.keys() <= json.loads(row["answers"]).keys():
+            row = self.write(status="input_required", asked=json.dumps(json.loads(row["asked"]) | requests))
+        while not requests.keys() <= (answers := json.loads(row["answers"])).keys():
+            self.answered.wait(KEEPER_SECONDS)
+            self.answered.clear()
+            if self.reason or not (row := self.tasks.find(str(self.id))):
+                raise Cancelled(self.reason or "expired")
+        return {key: answers[key] for key in requests}
+
+
+class Tasks:
+    """tasks/get, tasks/update, tasks/cancel, and the workers. The row is the truth: a worker only writes while it holds
+    the lease, and whoever asks about a task whose lease has lapsed takes it up again.
+
+    `running` (task id -> its request) is touched by workers, the keeper and tasks/*; single operations only.
+    """
+
+    def __init__(self, server: Server) -> None:
+        self.server, self.store = server, server.store
+        self.running: dict[str, TaskRequest] = {}
+
+    def create(self, request: Request, ttl_ms: int) -> Json:
+        """A new task for this request, committed before its handle is sent."""
+        unfinished = self.store.execute(f"SELECT count(*) AS count FROM tasks WHERE user = ? AND {ACTIVE}", request.user)
+        if unfinished[0]["count"] >= MAX_TASKS:
+            raise Rejection(429, f"At most {MAX_TASKS} unfinished tasks a user", status=429, fields="Retry-After: 10\r\n")
+        task_id, now = secrets.token_urlsafe(24), time.time()
+        saved = json.dumps({"params": request.params, "responses": request.responses, "state": request.state})
+        row = self.store.execute("INSERT INTO tasks (id, user, request, status, created, updated, ttl_ms, owner, lease) VALUES"
+                                 " (?, ?, ?, 'working', ?, ?, ?, ?, ?) RETURNING *", task_id, request.user, saved, now, now,
+                                 ttl_ms, self.store.instance, now + LEASE_SECONDS)[0]
+        self.start(row)
+        # spec: Tasks Extension › Polymorphic Results: MUST set resultType to "task"
+        return {"resultType": "task"} | task_view(row)
+
+    def start(self, row: sqlite3.Row) -> None:
+        """Begins or goes on with the work, on a thread of its own."""
+        request = self.running[row["id"]] = TaskRequest(row, self)
+        threading.Thread(target=self.work, args=(request,), name="task worker", daemon=True).start()
+
+    def work(self, request: TaskRequest) -> None:
+        """The task worker: runs the tool from the top and writes down how it ended."""
+        try:
+            arguments = request.params.get("arguments", {})
+            result = run_tool(self.server.tools[request.params["name"]], arguments, request)
+            outcome = {"result": self.server.complete_result(request, result)}
+            request.write(status="completed", outcome=json.dumps(outcome))
+        except Cancelled as gone:
+            log(f"{cancelled_line(request)} ({gone})")
+        except Exception as problem:
+            rejection = rejection_for(problem)
+            # spec: Tasks Extension › Task Execution Errors: failed is for JSON-RPC errors only
+            with contextlib.suppress(Cancelled):
+                request.write(status="failed", message=rejection.message, outcome=json.dumps({"error": rejection.error()}))
+        finally:
+            self.running.pop(str(request.id), None)
+
+    def find(self, task_id: str, user: str | None = None) -> Any:
+        """A task's row, or None if there is none, or not for this user; an orphan is adopted on the way."""
+        now = time.time()
+        for row in self.store.execute(f"UPDATE tasks SET owner = ?, lease = ? WHERE id = ? AND lease < ? AND {ACTIVE}"
+                                      " RETURNING *", self.store.instance, now + LEASE_SECONDS, task_id, now):
+            self.start(row)
+        rows = self.store.execute("SELECT * FROM tasks WHERE id = ? AND coalesce(?, user) = user", task_id, user)
+        return rows[0] if rows else None
+
+    def find_for(self, request: Request) -> Any:
+        """The row that a tasks/* request names."""
+        # spec: Tasks Extension › Security Implications: MUST check on each request that the client may access the task
+        row = self.find(request.params["taskId"], request.user)
+        if row is None:
+            raise Rejection(INVALID_PARAMS, "There is no such task")
+        return row
+
+    def get(self, request: Request) -> Json:
+        """tasks/get: the task as it stands."""
+        return task_view(self.find_for(request))
+
+    def update(self, request: Request) -> Json:
+        """tasks/update: answers to outstanding input requests; others are ignored."""
+        with self.store.lock:
+            self.store.execute("BEGIN IMMEDIATE")
+            try:
+                row = self.find_for(request)
+                asked, answers = json.loads(row["asked"]), json.loads(row["answers"])
+                given = request.params["inputResponses"]
+                new = {key: given[key] for key in asked if key in given and key not in answers}
+                if not all(isinstance(answer, dict) for answer in new.values()):
+                    raise Rejection(INVALID_PARAMS, "inputResponses must be an object of objects")
+                answers |= new
+                status = "working" if asked.keys() <= answers.keys() else "input_required"
+                if new:
+                    self.store.execute(f"UPDATE tasks SET answers = ?, status = ?, updated = ? WHERE id = ? AND {ACTIVE}",
+                                       json.dumps(answers), status, time.time(), row["id"])
+            finally:
+                self.store.execute("COMMIT")
+        if new:
+            self.server.subscriptions.publish("task", row["id"])
+            if worker := self.running.get(row["id"]):
+                worker.answered.set()
+        return {}
+
+    def cancel(self, request: Request) -> Json:
+        """tasks/cancel: stops the work, wherever it runs; a finished task stays as it is."""
+        row = self.find_for(request)
+        if self.store.execute(f"UPDATE tasks SET status = 'cancelled', updated = ? WHERE id = ? AND {ACTIVE} RETURNING id",
+                              time.time(), row["id"]):
+            if worker := self.running.get(row["id"]):
+                worker.cancel("tasks/cancel")
+            self.server.subscriptions.publish("task", row["id"])
+        return {}
+
+    def renew(self) -> None:
+        """The keeper: expired tasks go, held leases are renewed, and workers that have lost their row are told."""
+        now, reasons = time.time(), {}
+        for row in self.store.execute("DELETE FROM tasks WHERE created + ttl_ms / 1000.0 < ? RETURNING id", now):
+            reasons[row["id"]] = "expired"
+        running = list(self.running.items())
+        held = {row["id"] for row in self.store.execute(f"UPDATE tasks SET lease = ? WHERE owner = ? AND {ACTIVE} RETURNING id",
+                                                        now + LEASE_SECONDS, self.store.instance)} if running else set()
+        for task_id, worker in running:
+            if task_id not in held:
+                worker.cancel(reasons.get(task_id, "tasks/cancel"))
+
+    def adopt_all(self) -> None:
+        """At start-up: takes up what a dead instance has left."""
+        for row in self.store.execute(f"SELECT id FROM tasks WHERE {ACTIVE}"):
+            self.find(row["id"])
+
+    def release(self) -> None:
+        """At shutdown: lets go of the leases, so that another instance can take up the work at once."""
+        self.store.execute(f"UPDATE tasks SET lease = 0 WHERE owner = ? AND {ACTIVE}", self.store.instance)
+        for worker in list(self.running.values()):
+            worker.cancel("server stopped")
+
+
+def task_view(row: Any) -> Json:
+    """A task as the wire shows it."""
+    view = {"taskId": row["id"], "status": row["status"], "createdAt": iso_time(row["created"]),
+            "lastUpdatedAt": iso_time(row["updated"]), "ttlMs": row["ttl_ms"], "pollIntervalMs": 500}
+    if row["message"]:
+        view["statusMessage"] = row["message"]
+    if row["status"] == "input_required":
+        answers = json.loads(row["answers"])
+        view["inputRequests"] = {key: one for key, one in json.loads(row["asked"]).items() if key not in answers}
+    return view | dict(json.loads(row["outcome"] or "{}"))
+
+
+def iso_time(seconds: float) -> str:
+    """ISO 8601 in UTC, to the millisecond."""
+    return datetime.datetime.fromtimestamp(seconds, datetime.UTC).isoformat(timespec="milliseconds")
+
+
+# --------------------------------------------------------------------------------------------- the demo catalogue
+
+READS = {"readOnlyHint": True, "openWorldHint": False}
+ADDS = {"readOnlyHint": False, "destructiveHint": False, "idempotentHint": False, "openWorldHint": False}
+SWITCHES = ADDS | {"idempotentHint": True}
+
+
+def demo_server(step_seconds: float = 1.0, store: Store | None = None, rate: tuple[float, float] | None = None) -> Server:
+    """The server that the lessons use."""
+    server = Server("mcp-reference-server", "1.0.0", "A demo: weather, carts, flights, and a report that takes its time.",
+                    page_size=2, store=store, rate=rate)
+    add_report(server, step_seconds)
+    add_weather(server)
+    add_shop(server)
+    add_spoofing_lesson(server)
+    add_questions(server)
+    add_switches(server)
+    add_documents(server)
+    return server
+
+
+def add_report(server: Server, step_seconds: float) -> None:
+    """The slow call that the story is about."""
+
+    @server.tool("build_report", "Builds a monthly report in ten slow steps. Reports progress; stops when you hang up;"
+                 " a task for clients that know tasks.", takes(month=TEXT), annotations=READS)
+    def build_report(arguments: Json, request: Request) -> str:
+        request.as_task()
+        work(request, 1, 5)
+        charts = ""
+        if request.can_ask():
+            question = elicit("Include charts in the report?", {"include": {"type": "boolean"}})
+            answer = request.ask({"charts": question})["charts"]
+            charts = ", with charts" if (answer.get("content") or {}).get("include") else ", without charts"
+        work(request, 6, 10)
+        return f"The report for {arguments['month']} is ready{charts}."
+
+    def work(request: Request, first: int, last: int) -> None:
+        for step in range(max(first, int(request.done) + 1), last + 1):
+            request.sleep(step_seconds)
+            request.log("debug", f"step {step} of 10 is done")
+            request.progress(step, 10, f"step {step} of 10")
+
+
+def add_weather(server: Server) -> None:
+    """Two answers that come at once: as text, and as data with a schema."""
+
+    def weather(location: str) -> Json:
+        number = hashlib.sha256(location.strip().lower().encode("utf-8", "replace")).digest()
+        return {"temperature": number[0] % 35 - 5, "conditions": ("sunny", "cloudy", "rainy", "windy")[number[1] % 4],
+                "humidity": 30 + number[2] % 60}
+
+    @server.tool("get_weather", "The weather at a place, as text.", takes(location=TEXT), annotations=READS)
+    def get_weather(arguments: Json, request: Request) -> str:
+        return "{temperature} °C and {conditions} in {location}.".format(**arguments, **weather(arguments["location"]))
+
+    report = takes(temperature={"type": "number"}, conditions=TEXT, humidity={"type": "number"})
+
+    @server.tool("get_weather_data", "The weather at a place, as data.", takes(location=TEXT), output_schema=report,
+                 annotations=READS)
+    def get_weather_data(arguments: Json, request: Request) -> Json:
+        return {"structuredContent": weather(arguments["location"])}
+
+    region = {"type": "string", "description": "where to run it; gateways route by it", "x-mcp-header": "Region"}
+
+    @server.tool("execute_sql", "Pretends to run a query in a region.", takes(region=region, query=TEXT), annotations=READS)
+    def execute_sql(arguments: Json, request: Request) -> str:
+        return f"Ran in {arguments['region']}: {arguments['query']}"
+
+
+def add_shop(server: Server) -> None:
+    """State is a handle: a cart is a name that works for its user alone."""
+
+    @server.tool("create_cart", "Creates an empty cart; it is kept for 24 hours after its last use.", takes(),
+                 output_schema=takes(cartId=TEXT), annotations=ADDS)
+    def create_cart(arguments: Json, request: Request) -> Json:
+        return {"structuredContent": {"cartId": server.store.new_handle("cart", request.user, [])}}
+
+    items = takes(items={"type": "array", "items": TEXT})
+
+    @server.tool("add_to_cart", "Puts an article into a cart.", takes(cartId=TEXT, sku=TEXT), output_schema=items,
+                 annotations=ADDS)
+    def add_to_cart(arguments: Json, request: Request) -> Json:
+        content = server.store.append("cart", arguments["cartId"], request.user, arguments["sku"])
+        if content is None:  # another user's cart is answered like one that never was
+            raise ToolError("There is no such cart, or it has expired. Create one with create_cart.")
+        return {"structuredContent": {"items": content}}
+
+    @server.tool("book_flight", "Books a flight.", takes(to=TEXT, date={"type": "string", "description": "YYYY-MM-DD"}),
+                 annotations=ADDS)
+    def book_flight(arguments: Json, request: Request) -> str:
+        today = datetime.date.today()
+        with contextlib.suppress(ValueError):
+            if datetime.date.fromisoformat(arguments["date"]) > today:
+                return f"Booked: {arguments['to']} on {arguments['date']}."
+        raise ToolError(f"The departure must be a date in the future, as YYYY-MM-DD. Today is {today}.")
+
+
+def add_spoofing_lesson(server: Server) -> None:
+    """A harmless tool that a gateway allows, and one that it does not."""
+    titles = ["Emma", "Middlemarch", "Moby-Dick", "The Trial", "Ulysses"]
+
+    @server.tool("search", "Searches the library's titles.", takes(query=TEXT), annotations=READS)
+    def search(arguments: Json, request: Request) -> str:
+        return ", ".join(title for title in titles if arguments["query"].lower() in title.lower()) or "Nothing found."
+
+    @server.tool("place_hold", "Reserves a title in your name for 24 hours.", takes(title=TEXT),
+                 output_schema=takes(holdId=TEXT, title=TEXT), annotations=ADDS)
+    def place_hold(arguments: Json, request: Request) -> Json:
+        hold = server.store.new_handle("hold", request.user, arguments["title"])
+        return {"structuredContent": {"holdId": hold, "title": arguments["title"]}}
+
+
+def add_questions(server: Server) -> None:
+    """Tools that need something from the user first: a form, and a page for what must not pass through the client."""
+
+    @server.tool("create_repo", "Creates a repository; asks for your GitHub user name.", takes(repo=TEXT), annotations=ADDS)
+    def create_repo(arguments: Json, request: Request) -> str | Json:
+        answer = request.accepted("github_login")
+        if answer is None and "github_login" in request.responses:
+            return "No repository was created, as you wished."
+        name = (answer or {}).get("name")
+        if not isinstance(name, str) or not name:
+            return input_required({"github_login": elicit("Please provide your GitHub user name", {"name": TEXT})},
+                                  state={"asked": (request.state or {}).get("asked", 0) + 1})
+        return f"Created {name}/{arguments['repo']}."
+
+    @server.tool("connect_billing", "Connects your billing account, on its own page.", takes(), annotations=SWITCHES)
+    def connect_billing(arguments: Json, request: Request) -> str | Json:
+        if request.accepted("billing_key") is not None and request.state:
+            return f"Billing is connected (visit {request.state['visit']})."
+        if "billing_key" in request.responses:
+            return "Billing was not connected, as you wished."
+        visit = secrets.token_urlsafe(8)
+        page = elicit_url("Enter your billing key on this page", f"https://billing.example.com/connect/{visit}")
+        return input_required({"billing_key": page}, state={"visit": visit})
+
+
+def add_switches(server: Server) -> None:
+    """Tools that change what others have subscribed to."""
+
+    @server.tool("toggle_beta_tool", "Lists beta_search, or unlists it.", takes(), annotations=ADDS)
+    def toggle_beta_tool(arguments: Json, request: Request) -> str:
+        listed = not server.is_listed(server.tools["beta_search"])
+        server.set_listed("beta_search", listed)
+        return f"beta_search is now {'listed' if listed else 'unlisted'}."
+
+    @server.tool("touch_config", "Changes file:///project/config.json.", takes(), annotations=SWITCHES)
+    def touch_config(arguments: Json, request: Request) -> str:
+        server.store.execute("INSERT OR REPLACE INTO settings VALUES ('touched', ?)", iso_time(time.time()))
+        server.resource_updated("file:///project/config.json")
+        return "file:///project/config.json has changed."
+
+    @server.tool("beta_search", "Searches better, perhaps.", takes(query=TEXT), listed=False, annotations=READS)
+    def beta_search(arguments: Json, request: Request) -> str:
+        return f"A better answer to {arguments['query']} is being thought about."
+
+
+def add_documents(server: Server) -> None:
+    """Resources, a resource template, and a prompt with completion."""
+
+    @server.resource("app://me/settings", "settings", description="Your settings", mime_type="application/json",
+                     cache_scope="private")
+    def settings(uri: str, request: Request) -> str:
+        return json.dumps({"user": request.user, "language": "en"})
+
+    @server.resource("file:///project/config.json", "config.json", mime_type="application/json")
+    def config(uri: str, request: Request) -> str:
+        touched = server.store.execute("SELECT value FROM settings WHERE name = 'touched'")
+        return json.dumps({"debug": False, "touched": touched[0]["value"] if touched else None})
+
+    documents = {"README.md": "# The project\n", "CHANGES.md": "Nothing yet.\n", "LICENSE": "Use it as you like.\n"}
+
+    def document(uri: str, values: dict[str, str], request: Request) -> str | None:
+        return documents.get(values["name"])
+
+    for name in documents:
+        server.resource(f"file:///project/{name}", name)(lambda uri, request, name=name: documents[name])
+    server.resource_template("file:///project/{name}", "project files", description="A file of the project")(document)
+    languages = ["c", "go", "haskell", "java", "javascript", "python", "ruby", "rust", "typescript"]
+
+    @server.prompt("code_review", "Asks for a review of some code.", [
+        {"name": "code", "description": "the code to review", "required": True},
+        {"name": "language", "description": "the language it is written in"}])
+    def code_review(arguments: dict[str, str], request: Request) -> str:
+        return f"Please review this {arguments.get('language', '')} code:\n{arguments['code']}"
+
+    @server.completion("ref/prompt", "code_review", "language")
+    def language(value: str, context: dict[str, str], request: Request) -> list[str]:
+        return [one for one in languages if one.startswith(value.lower())]
+
+
+# --------------------------------------------------------------------------------------------------------- stdio
+
+
+class StdioChannel(Channel):
+    """The way back to the client for one stdio request, on the output that all of them share."""
+
+    def __init__(self, transport: StdioTransport) -> None:
+        self.transport = transport
+        self.request: Request | None = None
+        self.gone: str | None = None  # why nothing more may be sent for this request
+
+    def emit(self, message: Json) -> None:
+        """One notification, one line."""
+        self.transport.send(sse.encode_json(message), self)
+
+    def watch(self, request: Request) -> None:
+        """Lets `cancel` reach the request; it may have come first."""
+        self.request = request
+        if self.gone:
+            request.cancel(self.gone)
+
+    def cancel(self, reason: str) -> None:
+        """Nothing more is sent; called with the transport's lock held."""
+        self.gone = reason
+        if self.request:
+            self.request.cancel(reason)
+
+
+class StdioTransport:
+    """One client over a pair of pipes, a message a line.
+
+    `lock` guards the output and `channels`, which the reader and the stdio workers touch.
+    """
+
+    def __init__(self, mcp: Server, source: int, sink: int, user: str) -> None:
+        self.mcp, self.source, self.sink, self.user = mcp, source, sink, user
+        self.lock = threading.RLock()
+        self.channels: dict[tuple[type, Any], StdioChannel] = {}
+        self.workers = Workers()
+        self.over = threading.Event()  # set at end of input, or when nobody reads the output any more
+
+    def serve(self) -> None:
+        """Until the end of input; then what was read is answered, within a second and a half."""
+        self.mcp.start()
+        threading.Thread(target=self.read, name="stdio reader", daemon=True).start()
+        self.over.wait()
+        deadline = time.monotonic() + 1.5
+        self.mcp.subscriptions.end(deadline)
+        while self.channels and time.monotonic() < deadline:
+            self.mcp.stopped.wait(0.01)
+        with self.lock:
+            for channel in self.channels.values():
+                channel.cancel("end of input")
+        self.mcp.stop()
+
+    def read(self) -> None:
+        """The reader: lines of at most MAX_MESSAGE octets; a longer one is skipped in bounded memory."""
+        lines = sse.LineSplitter(MAX_MESSAGE)
+        while octets := os.read(self.source, 65536):
+            for line in lines.feed(octets):
+                self.take(line)
+        for line in lines.feed(b"\n"):
+            self.take(line)
+        self.over.set()
+
+    def take(self, line: bytes | None) -> None:
+        """One line: a request gets a worker, a cancellation takes effect, anything else an error without an id."""
+        try:
+            if line is None:
+                raise Rejection(PARSE_ERROR, f"A message may have at most {MAX_MESSAGE} octets")
+            message = parse_message(line)
+            if "id" not in message:
+                self.take_notification(message)
+                return
+            key = type(message["id"]), message["id"]
+            with self.lock:
+                if key in self.channels:
+                    # spec: Overview › Requests: the ID MUST NOT match one that has not been answered yet
+                    raise Rejection(INVALID_REQUEST, "A request with this id is still in progress", message_id=message["id"])
+                channel = self.channels[key] = StdioChannel(self)
+            self.workers.run(self.answer, message, channel, key)
+        except Rejection as rejection:
+            log(f"line refused: {rejection.message}")
+            self.send(sse.encode_json(rejection.response(rejection.id)))
+
+    def take_notification(self, message: Json) -> None:
+        """spec: Cancellation › Error Handling: SHOULD ignore unknown, finished and malformed ones."""
+        request_id = message.get("params", {}).get("requestId")
+        if message["method"] == "notifications/cancelled" and type(request_id) in (str, int):
+            with self.lock:  # so that nothing is sent for it from here on
+                channel = self.channels.get((type(request_id), request_id))
+                if channel:
+                    channel.cancel("notifications/cancelled")
+
+    def answer(self, message: Json, channel: StdioChannel, key: tuple[type, Any]) -> None:
+        """A stdio worker: one request."""
+        with contextlib.suppress(Cancelled):
+            answer = self.mcp.respond(message, channel, self.user)
+            self.send(answer.body, channel)
+        with self.lock:
+            del self.channels[key]
+
+    def send(self, body: bytes, channel: StdioChannel | None = None) -> None:
+        """One whole line, unless its request has been cancelled."""
+        with self.lock:
+            if channel and channel.gone:
+                raise Cancelled(channel.gone)
+            try:
+                line = memoryview(body + b"\n")
+                while line:
+                    line = line[os.write(self.sink, line):]
+            except OSError:
+                self.over.set()
+
+
+def serve_stdio(mcp: Server) -> None:
+    """Serves the process's own stdin and stdout, which nothing else in the process can write to from here on."""
+    sink, source = os.dup(1), os.dup(0)
+    os.dup2(2, 1)  # spec: stdio › Overview: MUST NOT write anything to stdout that is not a valid MCP message
+    StdioTransport(mcp, source, sink, os.environ.get("MCP_USER", "anonymous")).serve()
+
+
+# -------------------------------------------------------------------------------------------------- command line
+
+
+def parse_command_line() -> argparse.Namespace:
+    """The options, with a --help that a newcomer understands."""
+    parser = argparse.ArgumentParser(description="A reference server for MCP 2026-07-28: run it, then talk to it with"
+                                     " the curl helper (source tests/lessons/mcp.sh).")
+    add = parser.add_argument
+    add("--stdio", action="store_true", help="serve one client over stdin and stdout instead of HTTP")
+    add("--host", default="127.0.0.1", help="address to listen on (default: this machine only)")
+    add("--port", type=int, default=int(os.environ.get("PORT", 3000)), help="port (default: $PORT, or 3000; 0: any)")
+    add("--step-seconds", type=float, default=1.0, help="how long one of build_report's ten steps takes (default: 1)")
+    add("--keep-alive", type=float, default=15.0, help="seconds of silence before a stream gets a comment (default: 15)")
+    add("--allow-origin", action="append", default=[], metavar="ORIGIN", help="a web origin that may call, besides localhost")
+    add("--state", default=":memory:", metavar="FILE", help="keep carts, holds and tasks in this SQLite file")
+    add("--wire", action="store_true", help="print everything that crosses the wire, as it crosses")
+    add("--rate", type=float, default=1000, help="tool calls a second for each user, 0: no limit (default: 1000)")
+    add("--max-connections", type=int, default=4096, help="connections served at a time (default: 4096)")
+    add("--max-body", type=int, default=MAX_MESSAGE, help="octets in one message (default: 1 MiB)")
+    add("--idle-timeout", type=float, default=30, help="seconds between two requests on a connection (default: 30)")
+    add("--request-timeout", type=float, default=10, help="seconds for a request to arrive (default: 10)")
+    add("--write-timeout", type=float, default=10, help="seconds for a client to read what is sent (default: 10)")
+    return parser.parse_args()
+
+
+def raise_descriptor_limit() -> None:
+    """As many descriptors as the system lets this process have; a connection takes one."""
+    with contextlib.suppress(ImportError, OSError, ValueError):
+        import resource
+
+        hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+def main() -> int:
+    """The exit status."""
+    options = parse_command_line()
+    try:
+        store = Store(options.state)
+    except sqlite3.Error as problem:
+        print(f"reference_server: cannot use {options.state}: {problem}", file=sys.stderr)
+        return 1
+    mcp = demo_server(options.step_seconds, store, (options.rate, 5 * options.rate) if options.rate > 0 else None)
+    if options.stdio:
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+        with contextlib.suppress(KeyboardInterrupt):
+            serve_stdio(mcp)
+        return 0
+    try:
+        http = HttpServer(mcp, options.host, options.port, options.allow_origin)
+    except OSError as problem:
+        print(f"reference_server: cannot listen on {options.host}:{options.port}: {problem.strerror}", file=sys.stderr)
+        return 1
+    for limit in ("keep_alive", "idle_timeout", "request_timeout", "write_timeout", "max_body", "max_connections"):
+        setattr(http, limit, getattr(options, limit))
+    http.endpoint = WiredEndpoint if options.wire else Endpoint
+    raise_descriptor_limit()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: http.stop())
+    log(f"MCP {SUPPORTED_VERSIONS[0]} at http://{options.host}:{http.port}/mcp (Ctrl-C ends it)")
+    http.serve_forever()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,85 @@
+"""Runs the official conformance suite against conformance_server.py; a warning fails the run like a failure.
+
+    python tests/official/conformance.py [--repeat N]
+
+Prints one line for each run of the suite. The suite itself keeps warnings to its result files and leaves the
+extension's scenarios out of its exit status, so the result files (checks.json) decide here.
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+from harness import HttpProcess, install_npm
+
+VERSION = "2026-07-28"
+SUITE = "@modelcontextprotocol/conformance@0.2.0-alpha.12"
+NODE = "node@22"  # the suite does not start on Node 20
+TASKS = ("lifecycle", "capability-negotiation", "wire-fields", "request-state-removal", "mrtr-input",
+         "request-headers", "dispatch-and-envelope", "status-notifications", "required-task-error",
+         "mrtr-composition")
+SHOWN = 20  # problems that one run prints
+UNSCORED = f"Not scored for {VERSION}: 13 scenario(s) run, 0 failing"
+
+
+def run_suite(folder: Path, url: str, options: list[str]) -> tuple[list[dict], int, str]:
+    """One run of the suite: the checks of all its scenarios, the number of scenarios, and what it printed."""
+    results = folder / "results"
+    shutil.rmtree(results, ignore_errors=True)
+    modules = folder / "node_modules"
+    command = [modules / "node/bin/node", modules / "@modelcontextprotocol/conformance/dist/index.js",
+               "server", "--url", url, *options, "-o", results]
+    done = subprocess.run(command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    files = sorted(results.glob("*/checks.json"))
+    checks = [check | {"scenario": file.parent.name} for file in files for check in json.loads(file.read_text())]
+    return checks, len(files), done.stdout + f"\nexit status {done.returncode}\n"
+
+
+def judge(folder: Path, url: str, name: str, options: list[str], scenarios: int, successes: int) -> bool:
+    """Runs the suite once and prints its line; False when a check failed or warned, or when fewer ran than must."""
+    checks, ran, output = run_suite(folder, url, options)
+    counts = collections.Counter(check["status"] for check in checks)
+    problems = [check for check in checks if check["status"] not in ("SUCCESS", "INFO", "SKIPPED")]
+    good = not problems and ran == scenarios and counts["SUCCESS"] >= successes and "exit status 0" in output
+    if name == "requirements":
+        good = good and UNSCORED in output
+    print(f"{name}: {ran} scenarios, {counts['SUCCESS']} passed, {counts['FAILURE']} failed, "
+          f"{counts['WARNING']} warnings, {counts['INFO']} info, {counts['SKIPPED']} skipped: "
+          f"{'ok' if good else 'NOT OK'}", flush=True)
+    for check in problems[:SHOWN]:
+        print(f"  {check['status']} {check['scenario']} {check['id']}: {check.get('errorMessage')}")
+    if len(problems) > SHOWN:
+        print(f"  ... and {len(problems) - SHOWN} more")
+    if not good and not problems:
+        print(output)
+    return good
+
+
+def main() -> int:
+    """Everything once, or as often as asked; the exit status says whether all of it was good."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--repeat", type=int, default=1, metavar="N", help="run the whole N times")
+    repeat = parser.parse_args().repeat
+    folder = install_npm("conformance", SUITE, NODE)
+    nothing = folder / "no-expected-failures.yaml"
+    nothing.write_text("server: []\n")
+    everything = ["--suite", "all", "--spec-version", VERSION, "--expected-failures", str(nothing)]
+    good = True
+    for _ in range(repeat):
+        with HttpProcess("tests/official/conformance_server.py") as server:
+            good &= judge(folder, server.url, "requirements", ["--requirements", VERSION], 50, 196)
+            good &= judge(folder, server.url, "suite all", everything, 40, 152)
+            for task in TASKS:  # without --spec-version: extensions match no version and would be skipped
+                least = 0 if task == "status-notifications" else 2
+                good &= judge(folder, server.url, f"tasks-{task}", ["--scenario", f"tasks-{task}"], 1, least)
+    return 0 if good else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,182 @@
+"""What the Inspector does with the reference server, driven by `mcpdo`, its command line for kept connections."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import signal
+import subprocess
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from harness import Log
+
+CONFIG = "file:///project/config.json"
+TASKS = "io.modelcontextprotocol/tasks"
+
+
+class NotOffered(Exception):
+    """The client has nothing for this feature; says how that was established."""
+
+
+def expect(truth: object, seen: object) -> str:
+    """What was seen, when the truth holds."""
+    if not truth:
+        raise AssertionError(str(seen))
+    return str(seen)[:100]
+
+
+class Inspector:
+    """Two connections to one server, held by a private daemon: @plain, and @tasks, which declares the extension."""
+
+    def __init__(self, folder: Path, target: list[str], log: Log) -> None:
+        self.log = log
+        self.program = str(folder / "node_modules/.bin/mcpdo")
+        self.home = tempfile.TemporaryDirectory(prefix="mcpdo-")
+        home = self.home.name
+        node = folder / "node_modules/node/bin"
+        self.environment = os.environ | {
+            "PATH": f"{node}:{os.environ['PATH']}", "MCP_STORAGE_DIR": home, "MCP_INSPECTOR_DAEMON_DIR": home,
+            "MCP_CATALOG_PATH": f"{home}/catalog.json", "MCP_INSPECTOR_SECRET_STORE": "file",
+        }
+        over_http = target[0].startswith("http")
+        server: dict[str, Any] = {"protocolEra": "modern"}  # the default is the 2025 handshake
+        server |= {"type": "streamable-http", "url": target[0]} if over_http else {
+            "type": "stdio", "command": target[0], "args": target[1:]}
+        entries = {"plain": server | {"advertisedExtensions": {TASKS: False}}, "tasks": server}
+        Path(home, "catalog.json").write_text(json.dumps({"mcpServers": entries}))
+
+    def __enter__(self) -> Inspector:
+        for name in ("plain", "tasks"):
+            self.ask("connect", name)
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        for name in ("plain", "tasks"):
+            self.start("disconnect", name).communicate()
+        self.start("daemon", "stop").communicate()
+        self.home.cleanup()
+
+    def start(self, *arguments: str) -> subprocess.Popen[str]:
+        """One mcpdo command, running."""
+        return subprocess.Popen([self.program, *arguments], env=self.environment, text=True,
+                                stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+
+    def ask(self, *arguments: str) -> Any:
+        """What one mcpdo command answers, as JSON."""
+        process = self.start("--format", "json", *arguments)
+        try:
+            answer, complaint = process.communicate(timeout=30)
+        finally:
+            process.kill()
+        if process.returncode != 0:
+            raise AssertionError(f"{' '.join(arguments)}: {complaint.strip()[-300:]}")
+        return json.loads(answer)
+
+    def call(self, name: str, *arguments: str, connection: str = "@plain") -> Any:
+        """A tool's result, or the question that it waits with."""
+        result = self.ask(connection, "tools/call", name, *arguments)
+        expect(not result.get("isError"), result)
+        return result
+
+    def answer(self, question: Any, *words: str) -> str:
+        """Answers a tool's question and gives its text."""
+        elicitation = question["elicitationPending"]["elicitationId"]
+        return self.ask("elicitation/respond", elicitation, *words)["content"][0]["text"]
+
+    def discover(self) -> str:
+        shown = self.ask("connections/show", "@plain")
+        return expect(shown["protocolVersion"] == "2026-07-28", shown["serverInfo"])
+
+    def list_tools(self) -> str:
+        names = [tool["name"] for tool in self.ask("@plain", "tools/list")["tools"]]
+        return expect("build_report" in names, f"{len(names)} tools")
+
+    def call_tool(self) -> str:
+        return self.call("get_weather", "location:=Paris")["content"][0]["text"]
+
+    def structured_output(self) -> str:
+        seen = self.call("get_weather_data", "location:=Paris").get("structuredContent")
+        return expect(seen, seen)
+
+    def mirrored_argument(self) -> str:
+        return self.call("execute_sql", "region:=us-west1", "query:=SELECT 1")["content"][0]["text"]
+
+    def progress(self) -> str:
+        usage, complaint = self.start("tools/call", "--help").communicate()
+        expect("--tool-name" in usage and "progress" not in usage.lower(), usage + complaint)
+        raise NotOffered("`mcpdo tools/call --help` has no option for progress")
+
+    def cancel(self) -> str:
+        """On a terminal, because there an interrupt ends the call; without one mcpdo lets it run on."""
+        start = len(self.log.lines)
+        terminal, side = pty.openpty()
+        process = subprocess.Popen([self.program, "@plain", "tools/call", "build_report", "month:=2026-07"],
+                                   env=self.environment, stdin=side, stdout=side, stderr=side)
+        try:
+            self.log.wait_for(r"build_report", start)
+            process.send_signal(signal.SIGINT)
+            process.wait(10)
+        finally:
+            process.kill()
+            os.close(side)
+            os.close(terminal)
+        return expect(process.returncode == 1, "cancelled by the client")  # the server's log must say so too
+
+    def resources(self) -> str:
+        uris = [resource["uri"] for resource in self.ask("@plain", "resources/list")["resources"]]
+        templates = self.ask("@plain", "resources/templates/list")["resourceTemplates"]
+        contents = self.ask("@plain", "resources/read", CONFIG)["contents"]
+        return expect(CONFIG in uris and templates and contents[0]["text"], f"{len(uris)} and {len(templates)}")
+
+    def prompts(self) -> str:
+        names = [prompt["name"] for prompt in self.ask("@plain", "prompts/list")["prompts"]]
+        arguments = ["--prompt-args", "code=print(1)", "language=python"]
+        prompt = self.ask("@plain", "prompts/get", "code_review", *arguments)
+        words = prompt["messages"][0]["content"]["text"]
+        return expect("code_review" in names and "print(1)" in words, words)
+
+    def completion(self) -> str:
+        values = self.ask("@plain", "prompts/complete", "--complete-ref-type", "ref/prompt", "--complete-ref",
+                          "code_review", "--complete-arg-name", "language", "--complete-arg-value", "py")["values"]
+        return expect("python" in values, values)
+
+    def form_elicitation(self) -> str:
+        words = self.answer(self.call("create_repo", "repo:=demo"), "github_login:=octocat")
+        return expect("octocat" in words, words)
+
+    def url_elicitation(self) -> str:
+        return self.answer(self.call("connect_billing"), "--done")
+
+    def subscription(self) -> str:
+        process = self.start("--format", "json", "@plain", "resources/subscribe", CONFIG)
+        try:
+            assert process.stdout is not None
+            events = Log(process.stdout)
+            expect(events.wait_for("subscribed"), "no acknowledgement")
+            self.call("touch_config")
+            return expect(events.wait_for("updated"), f"after touch_config: {events.lines}")
+        finally:
+            process.send_signal(signal.SIGINT)
+            process.wait(10)
+
+    def tasks(self) -> str:
+        question = self.call("build_report", "month:=2026-08", connection="@tasks")
+        return self.answer(question, "charts:=true")
+
+
+def run(folder: Path, target: list[str], log: Log, features: list[str]) -> list[tuple[str, str, str]]:
+    """Every feature in turn: its name, works / not offered / fails, and what was seen."""
+    rows = []
+    with Inspector(folder, target, log) as inspector:
+        for feature in features:
+            method = {"call": "call_tool"}.get(feature, feature.replace(" ", "_").lower())
+            try:
+                rows.append((feature, "works", getattr(inspector, method)()))
+            except NotOffered as reason:
+                rows.append((feature, "not offered", str(reason)))
+            except Exception as error:
+                rows.append((feature, "fails", f"{type(error).__name__}: {error}"))
+    return rows

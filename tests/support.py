@@ -1,0 +1,215 @@
+"""What the tests share: a server on a free port, requests as literal octets, answers taken apart. No sleeping."""
+
+import contextlib
+import json
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+from headers import headers_for
+from reference_server import HttpServer, Server
+from sse import EventParser
+
+VERSION = "2026-07-28"
+META: dict[str, Any] = {"io.modelcontextprotocol/protocolVersion": VERSION, "io.modelcontextprotocol/clientCapabilities": {}}
+TASKS = "io.modelcontextprotocol/tasks"
+PATIENCE = 10.0  # seconds that any wait of a test may take; reaching it is a failure
+
+
+def meta(capabilities: dict[str, Any] | None = None, **more: Any) -> dict[str, Any]:
+    """A request's `_meta`; `log_level` and `progressToken` as keywords."""
+    level = {"io.modelcontextprotocol/logLevel": more.pop("log_level")} if "log_level" in more else {}
+    return META | {"io.modelcontextprotocol/clientCapabilities": capabilities or {}} | level | more
+
+
+def message(method: str, params: dict[str, Any] | None = None, id: Any = 1, **metadata: Any) -> dict[str, Any]:
+    """A JSON-RPC request with its metadata."""
+    return {"jsonrpc": "2.0", "id": id, "method": method, "params": {**(params or {}), "_meta": meta(**metadata)}}
+
+
+def octets(body: dict[str, Any] | bytes, *, verb: str = "POST", path: str = "/mcp", version: str = "HTTP/1.1",
+           user: str | None = None, without: tuple[str, ...] = (), length: bool = True, **fields: str | list[str] | None) -> bytes:
+    """A whole request as it goes over the wire. `fields`: field lines to add or (None) to leave out, `_` for `-`."""
+    lines: dict[str, str | list[str] | None] = {
+        "Host": "127.0.0.1", "Content-Type": "application/json", "Accept": "application/json, text/event-stream"}
+    if isinstance(body, dict):
+        lines |= headers_for(body)
+        body = json.dumps(body).encode()
+    if user:
+        lines["Authorization"] = f"Bearer {user}"
+    if length:
+        lines["Content-Length"] = str(len(body))
+    for name, value in fields.items():
+        lines = {one: old for one, old in lines.items() if one.lower() != name.replace("_", "-").lower()}
+        lines[name.replace("_", "-")] = value
+    head = f"{verb} {path} {version}\r\n"
+    for name, value in lines.items():
+        for one in [value] if isinstance(value, str) else value or []:
+            head += f"{name}: {one}\r\n"
+    return (head + "\r\n").encode("latin-1") + body
+
+
+class Reply(NamedTuple):
+    """An answer: status, field lines by lower-case name, body without its coding, the messages it carries."""
+
+    status: int
+    fields: dict[str, str]
+    body: bytes
+    messages: list[dict[str, Any]]
+    ended: bool  # the body came to its end as its framing says
+
+    @property
+    def message(self) -> dict[str, Any]:
+        """The last message: the response."""
+        return self.messages[-1]
+
+
+class Connection:
+    """A client's end of one TCP connection, for literal octets. Every read is bounded by PATIENCE."""
+
+    def __init__(self, port: int) -> None:
+        self.socket = socket.create_connection(("127.0.0.1", port), PATIENCE)
+        self.buffer = b""
+
+    def __enter__(self) -> "Connection":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.socket.close()
+
+    def send(self, data: bytes) -> None:
+        self.socket.sendall(data)
+
+    def _more(self) -> bool:
+        try:
+            data = self.socket.recv(65536)
+        except ConnectionError:
+            data = b""
+        self.buffer += data
+        return bool(data)
+
+    def read_until(self, mark: bytes) -> bytes:
+        """Everything up to and with the mark; what there is if the connection ends before."""
+        while mark not in self.buffer and self._more():
+            pass
+        end = self.buffer.find(mark) + len(mark) if mark in self.buffer else len(self.buffer)
+        taken, self.buffer = self.buffer[:end], self.buffer[end:]
+        return taken
+
+    def read_to_end(self) -> bytes:
+        """Everything until the server closes."""
+        while self._more():
+            pass
+        taken, self.buffer = self.buffer, b""
+        return taken
+
+    def _read(self, count: int) -> bytes:
+        while len(self.buffer) < count and self._more():
+            pass
+        taken, self.buffer = self.buffer[:count], self.buffer[count:]
+        return taken
+
+    def head(self) -> tuple[int, dict[str, str]]:
+        """The status and field lines of the next answer."""
+        lines = self.read_until(b"\r\n\r\n").decode("latin-1").split("\r\n")
+        assert lines[0].startswith("HTTP/1.1 "), lines[0]
+        return int(lines[0].split(" ")[1]), {
+            name.lower(): value.strip() for name, _, value in (line.partition(":") for line in lines[1:] if line)}
+
+    def reply(self) -> Reply:
+        """The next answer, whole."""
+        status, fields = self.head()
+        chunks, ended = [], True
+        if fields.get("transfer-encoding") == "chunked":
+            while size := int(self.read_until(b"\r\n") or b"0", 16):
+                chunks.append(self._read(size))
+                self._read(2)
+            ended = self._read(2) == b"\r\n"
+        elif "content-length" in fields:
+            chunks.append(self._read(int(fields["content-length"])))
+            ended = len(chunks[0]) == int(fields["content-length"])
+        elif status != 204:
+            chunks.append(self.read_to_end())
+        body = b"".join(chunks)
+        media_type = fields.get("content-type", "")
+        messages = []
+        if media_type == "text/event-stream":
+            messages = [json.loads(event.data) for event in EventParser().feed(body)]
+        elif media_type == "application/json":
+            messages = [json.loads(body)]
+        return Reply(status, fields, body, messages, ended)
+
+    def events(self) -> Iterator[dict[str, Any]]:
+        """The messages of a stream, as they come; begins after its head has been read."""
+        parser = EventParser()
+        while line := self.read_until(b"\r\n"):
+            size = int(line, 16)
+            if not size:
+                return
+            for event in parser.feed(self._read(size)):
+                yield json.loads(event.data)
+            self._read(2)
+
+    def call(self, method: str, params: dict[str, Any] | None = None, user: str | None = None, id: Any = 1,
+             **metadata: Any) -> Reply:
+        """One request on this connection and its answer."""
+        self.send(octets(message(method, params, id, **metadata), user=user))
+        return self.reply()
+
+
+class Running(NamedTuple):
+    """A server that serves on another thread."""
+
+    http: HttpServer
+    server: Server
+
+    @property
+    def port(self) -> int:
+        return self.http.port
+
+    def connect(self) -> Connection:
+        return Connection(self.http.port)
+
+    def exchange(self, data: bytes) -> Reply:
+        """One request as literal octets, on a connection of its own."""
+        with self.connect() as connection:
+            connection.send(data)
+            return connection.reply()
+
+    def call(self, method: str, params: dict[str, Any] | None = None, user: str | None = None, **more: Any) -> Reply:
+        """One request on a connection of its own."""
+        with self.connect() as connection:
+            return connection.call(method, params, user, **more)
+
+    def call_tool(self, name: str, arguments: dict[str, Any] | None = None, user: str | None = None, **more: Any) -> Reply:
+        """One tools/call on a connection of its own."""
+        return self.call("tools/call", {"name": name, "arguments": arguments or {}}, user, **more)
+
+
+@contextlib.contextmanager
+def running(server: Server, **limits: Any) -> Iterator[Running]:
+    """Serves on a free port; `limits` are attributes of HttpServer. All connections have ended afterwards."""
+    http = HttpServer(server, port=0, allow_origins=limits.pop("allow_origins", ()))
+    for name, value in limits.items():
+        assert hasattr(http, name), name
+        setattr(http, name, value)
+    thread = threading.Thread(target=http.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    try:
+        yield Running(http, server)
+    finally:
+        http.stop()
+        thread.join(PATIENCE)
+        assert not thread.is_alive(), "the server did not stop"
+        server.store.close()
+
+
+def eventually(condition: Callable[[], bool]) -> bool:
+    """Whether the condition comes true within PATIENCE; for states that no event announces."""
+    waiting = threading.Event()
+    for _ in range(int(PATIENCE / 0.002)):
+        if condition():
+            return True
+        waiting.wait(0.002)
+    return False
