@@ -182,7 +182,6 @@ class Endpoint(BaseHTTPRequestHandler, Channel):
         try:
             self.command, target, self.request_version, self.fields = headers.parse_head(self.read_head())
             self.path = re.sub(r"^https?://[^/?#]*", "", target).partition("?")[0]  # rfc9112 §3.2.2: absolute-form too
-            self.body_length = headers.check_framing(self.fields, self.request_version)
             options = ",".join(self.fields.get("connection", ())).lower()
             self.close_connection = self.request_version == "HTTP/1.0" or "close" in options
             (self.do_POST if self.command == "POST" else self.do_other)()
@@ -243,26 +242,39 @@ class Endpoint(BaseHTTPRequestHandler, Channel):
             self.receive(deadline)
             if not started:
                 started, deadline = True, time.monotonic() + self.server.request_timeout
-        head = bytes(self.received[:end])
-        del self.received[: end + 4]
-        return head
+        return self.take(end + 4)[:-4]
 
     def read_body(self) -> bytes:
         """The body, within the size limit; after `Expect: 100-continue` only if the head passes its checks."""
-        if self.body_length > self.server.max_body:
+        length = headers.check_framing(self.fields, self.request_version)
+        if self.command == "POST" and not self.fields.keys() & {"content-length", "transfer-encoding"}:
+            raise BadHead(411, "A message needs Content-Length, or the chunked coding")
+        if length > self.server.max_body:
             raise BadHead(413, f"A message may have at most {self.server.max_body} octets")
         if "expect" in self.fields and self.request_version == "HTTP/1.1":
             self.answer_expectation()
         deadline = time.monotonic() + self.server.request_timeout
-        decoder = sse.BodyDecoder(self.body_length, self.server.max_body)
+        if length == headers.CHUNKED:
+            return self.read_chunks(deadline)
+        while len(self.received) < length:
+            self.receive(deadline)
+        return self.take(length)
+
+    def read_chunks(self, deadline: float) -> bytes:
+        """A body whose length is only known at its end."""
+        decoder = sse.ChunkDecoder(self.server.max_body)
         try:
             while (body := decoder.take(self.received)) is None:
                 self.receive(deadline)
-        except sse.TooLarge as large:
-            raise BadHead(413, str(large)) from None
         except ValueError as broken:
-            raise BadHead(400, str(broken)) from None
+            raise BadHead(413 if isinstance(broken, sse.TooLarge) else 400, str(broken)) from None
         return body
+
+    def take(self, count: int) -> bytes:
+        """The first octets received."""
+        octets = bytes(self.received[:count])
+        del self.received[:count]
+        return octets
 
     def answer_expectation(self) -> None:
         """rfc9110 §10.1.1: the final status at once if the head decides it, else 100 and then the body."""
@@ -304,7 +316,7 @@ class Endpoint(BaseHTTPRequestHandler, Channel):
         """Rejects what a web page could send here by way of its visitor's browser."""
         # spec: Streamable HTTP › Security & Endpoint: MUST validate Origin, and MUST answer 403 if it is invalid
         origin = self.fields.get("origin")
-        if origin and not (len(origin) == 1 and headers.origin_allowed(origin[0], self.server.allow_origins)):
+        if origin and not headers.origin_allowed(", ".join(origin), self.server.allow_origins):
             raise Rejection(INVALID_REQUEST, "This Origin is not allowed here (see --allow-origin)", status=403)
         # choice: Host must be an address, localhost or an allowed origin's host, because DNS rebinding needs a name.
         host = headers.host_name(self.fields)
@@ -343,7 +355,7 @@ class Endpoint(BaseHTTPRequestHandler, Channel):
         try:
             headers.check_notification_headers(self.fields, message)
         except HeaderMismatch as mismatch:
-            raise Rejection(HEADER_MISMATCH, str(mismatch)) from None
+            raise rejection_for(mismatch) from None
         log(f"{message['method']} -> 202")
         self.send_answer(202)  # spec: Streamable HTTP › Sending Messages: MUST return 202 Accepted with no body
 
@@ -1285,7 +1297,7 @@ def rejection_for(problem: Exception) -> Rejection:
         return problem
     if isinstance(problem, HeaderMismatch):
         # spec: Streamable HTTP › Server Validation: MUST return 400 with HeaderMismatch
-        return Rejection(HEADER_MISMATCH, str(problem))
+        return Rejection(HEADER_MISMATCH, f"Header mismatch: {problem}")
     if isinstance(problem, sqlite3.Error):
         log(f"the state cannot be used: {problem}")
         return Rejection(INTERNAL_ERROR, "The server cannot reach its state at the moment")
