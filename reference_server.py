@@ -20,14 +20,15 @@ One request, end to end:
       x closes                   request.cancelled is set  <---------------------- end of file seen
       |                        the tool stops; nothing more is written for this request
 
-| thread             | made by                         | touches                                      | ends when        |
-|--------------------|---------------------------------|----------------------------------------------|------------------|
-| accept loop        | main                            | the listening socket                         | shutdown         |
-| connection thread  | accept loop, one per connection | alone reads, writes and closes that socket   | connection ends  |
-| disconnect watcher | server start                    | looks at sockets, sets `request.cancelled`   | shutdown         |
-| keeper             | server start                    | leases, expiry, other instances' changes     | shutdown         |
-| task worker        | a task's creation or adoption   | the task's row only                          | task is terminal |
-| stdio worker       | one per stdio request           | writes whole lines, under the output's lock  | request answered |
+| thread             | made by                      | touches                                 | ends when        |
+|--------------------|------------------------------|-----------------------------------------|------------------|
+| accept loop        | main                         | the listening socket                    | shutdown         |
+| connection thread  | accept loop, one each        | alone reads, writes, closes its socket  | connection ends  |
+| disconnect watcher | server start                 | looks at sockets, cancels requests      | shutdown         |
+| keeper             | server start                 | leases, expiry, others' changes         | shutdown         |
+| task worker        | a task's start, one each     | the task's row only                     | task is terminal |
+| stdio reader       | server start                 | reads lines, cancels requests           | end of input     |
+| stdio worker       | stdio reader, one a request  | writes whole lines under one lock       | request answered |
 
 A publisher of change notifications only puts into a subscription's queue; the subscription's own thread writes.
 The story ends with the watcher; what follows it are the methods, the state that outlives requests, the demo.
@@ -130,12 +131,12 @@ class BecomesTask(BaseException):
         self.ttl_ms = ttl_ms
 
 
-def log(text: str) -> None:
-    """One event, one line on stderr; nothing that a client sends can break or forge a line."""
+def log(text: str, prefix: str = "[ref] ", suffix: str = "") -> None:
+    """One event, one line on stderr, in one write; nothing that a client sends can break or forge a line."""
     if not text.isprintable():
         text = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
     with contextlib.suppress(OSError, ValueError):  # stderr may be a pipe that nobody reads any more
-        sys.stderr.write(f"[ref] {text}\n")
+        sys.stderr.write(f"{prefix}{text}{suffix}\n")
 
 
 # ------------------------------------------------------------------------------------------------------ endpoint
@@ -182,7 +183,7 @@ class Endpoint(BaseHTTPRequestHandler, Channel):
         try:
             self.command, target, self.request_version, self.fields = headers.parse_head(self.read_head())
             self.path = re.sub(r"^https?://[^/?#]*", "", target).partition("?")[0]  # rfc9112 §3.2.2: absolute-form too
-            options = ",".join(self.fields.get("connection", ())).lower()
+            options = {one.strip().lower() for line in self.fields.get("connection", ()) for one in line.split(",")}
             self.close_connection = self.request_version == "HTTP/1.0" or "close" in options
             (self.do_POST if self.command == "POST" else self.do_other)()
         except BadHead as broken:
@@ -439,13 +440,12 @@ class WiredEndpoint(Endpoint):
         self.number, self.began = next(self.numbers), time.monotonic()
 
     def show(self, arrow: str, text: str) -> None:
-        """The lines of a text, each with an arrow, the connection's number and milliseconds since the request began."""
-        colour, plain = ("\033[36m" if arrow == "-->" else "\033[33m", "\033[0m") if sys.stderr.isatty() else ("", "")
+        """The lines of a text, each with an arrow, the connection's number, milliseconds since the request began."""
+        colour, plain = (f"\033[{36 if arrow == '-->' else 33}m", "\033[0m") if sys.stderr.isatty() else ("", "")
+        milliseconds = 1000 * (time.monotonic() - self.began)
         for line in filter(None, re.split(r"\r\n|\n", text)):
-            masked = re.sub(r"(?i)^(authorization: *\S+ ).*", r"\1***", line)
-            shown = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in masked)
-            milliseconds = 1000 * (time.monotonic() - self.began)
-            print(f"{colour}{arrow} #{self.number} {milliseconds:7.1f} ms  {shown}{plain}", file=sys.stderr, flush=True)
+            masked = re.sub(r"(?is)^(authorization:).*", r"\1 ***", line)
+            log(masked, f"{colour}{arrow} #{self.number} {milliseconds:7.1f} ms  ", plain)
 
     def read_head(self) -> bytes:
         """Shows the request line and the field lines."""
@@ -667,7 +667,11 @@ class HttpServer(HTTPServer):
                 self.stopping.wait(0.05)
                 continue
             self.connections[connection] = None
-            self.workers.run(self.serve_connection, connection, address)
+            try:
+                self.workers.run(self.serve_connection, connection, address)
+            except RuntimeError as problem:
+                log(f"a connection was refused: {problem}")
+                self.end_connection(connection)
             while len(self.connections) >= 2 * self.max_connections and not self.stopping.wait(0.01):
                 pass
         self.end_connections()
@@ -681,8 +685,12 @@ class HttpServer(HTTPServer):
         except Exception:
             traceback.print_exc()  # a fault of this server's; the other connections go on
         finally:
-            self.connections.pop(connection, None)
-            connection.close()
+            self.end_connection(connection)
+
+    def end_connection(self, connection: socket.socket) -> None:
+        """Closes the socket and forgets it."""
+        self.connections.pop(connection, None)
+        connection.close()
 
     def stop(self) -> None:
         """Ends `serve_forever`; callable from any thread and from a signal handler."""
@@ -847,12 +855,12 @@ def undeclared(required: Json, declared: Any) -> Json:
 
 def input_required(requests: Json, state: Any = None) -> Json:
     """A result that asks the client for input; `state` comes back as `request.state` with the retried request."""
-    return {"resultType": "input_required", "inputRequests": requests} | ({} if state is None else {"requestState": state})
+    return present(resultType="input_required", inputRequests=requests, requestState=state)
 
 
-def elicit(message: str, properties: Json, required: list[str] | None = None) -> Json:
-    """An input request: a form for the user."""
-    schema = {"type": "object", "properties": properties, "required": list(properties) if required is None else required}
+def elicit(message: str, properties: Json) -> Json:
+    """An input request: a form for the user, all of whose fields are required."""
+    schema = {"type": "object", "properties": properties, "required": list(properties)}
     return {"method": "elicitation/create", "params": {"mode": "form", "message": message, "requestedSchema": schema}}
 
 
@@ -890,7 +898,8 @@ def find_problem(value: Any, schema: Json) -> str | None:
     if (kind := schema.get("type")) is not None:
         kinds = [kind] if isinstance(kind, str) else kind
         # bool is an int to Python and no number to JSON; 42.0 is an integer to JSON Schema
-        if not any(type(value) in TYPES[one] or (one == "integer" and type(value) is float and value.is_integer()) for one in kinds):
+        integral = type(value) is float and value.is_integer() and "integer" in kinds
+        if not integral and not any(type(value) in TYPES[one] for one in kinds):
             return f" must be of type {' or '.join(kinds)}"
     if "enum" in schema and not any(type(value) is type(one) and value == one for one in schema["enum"]):
         return f" must be one of {json.dumps(schema['enum'])[1:-1]}"
@@ -914,7 +923,7 @@ def find_problem(value: Any, schema: Json) -> str | None:
 
 TOKEN: Json = {"type": ["string", "integer"]}
 TEXTS: Json = {"type": "object", "additionalProperties": TEXT}
-LIST_OF_TEXTS: Json = {"type": "array", "items": TEXT}
+TEXT_LIST: Json = {"type": "array", "items": TEXT}
 OBJECTS: Json = {"type": "object", "additionalProperties": OBJECT}
 MESSAGE = takes({"params": OBJECT}, jsonrpc={"enum": ["2.0"]}, method=TEXT)
 METADATA = takes({META + "clientInfo": takes(name=TEXT, version=TEXT), META + "logLevel": {"enum": list(LOG_LEVELS)},
@@ -929,8 +938,10 @@ PARAMS: dict[str, Json] = {
                                  ref=takes({"name": TEXT, "uri": TEXT}, type={"enum": ["ref/prompt", "ref/resource"]})),
     "subscriptions/listen": takes(notifications=takes({
         "toolsListChanged": {"type": "boolean"}, "promptsListChanged": {"type": "boolean"},
-        "resourcesListChanged": {"type": "boolean"}, "resourceSubscriptions": LIST_OF_TEXTS, "taskIds": LIST_OF_TEXTS})),
-    "tasks/get": takes(taskId=TEXT), "tasks/update": takes(taskId=TEXT, inputResponses=OBJECT), "tasks/cancel": takes(taskId=TEXT),
+        "resourcesListChanged": {"type": "boolean"}, "resourceSubscriptions": TEXT_LIST, "taskIds": TEXT_LIST})),
+    "tasks/get": takes(taskId=TEXT),
+    "tasks/update": takes(taskId=TEXT, inputResponses=OBJECT),
+    "tasks/cancel": takes(taskId=TEXT),
 }
 
 
@@ -968,6 +979,8 @@ class Server:
 
     `page_size`: resources on one page of their list; None: all. `rate`: calls a second and burst, for each user.
     """
+
+    compares_headers = True  # False, in tests only: shows what a gateway that trusts the headers lets through
 
     def __init__(self, name: str, version: str, instructions: str = "", page_size: int | None = None,
                  store: Store | None = None, rate: tuple[float, float] | None = None) -> None:
@@ -1016,18 +1029,20 @@ class Server:
         definition = present(uri=uri, name=name, description=description, mimeType=mime_type)
         return register_in(self.resources, uri, definition, cacheable(ttl_ms, cache_scope))
 
-    def resource_template(self, template: str, name: str, *, description: str | None = None, mime_type: str = "text/plain",
-                          cache_scope: str = "public", ttl_ms: int = 60_000) -> Callable[[Function], Function]:
+    def resource_template(self, template: str, name: str, *, description: str | None = None,
+                          mime_type: str = "text/plain", cache_scope: str = "public",
+                          ttl_ms: int = 60_000) -> Callable[[Function], Function]:
         """Registers `function(uri, values, request)`, as for `resource`; `{name}` stands for one segment of a path."""
         definition = present(uriTemplate=template, name=name, description=description, mimeType=mime_type)
         return register_in(self.templates, template, definition, cacheable(ttl_ms, cache_scope))
 
     def prompt(self, name: str, description: str, arguments: Iterable[Json] = ()) -> Callable[[Function], Function]:
         """Registers `function(arguments, request) -> text, or a list of messages`."""
-        return register_in(self.prompts, name, present(name=name, description=description, arguments=list(arguments)), {})
+        definition = present(name=name, description=description, arguments=list(arguments))
+        return register_in(self.prompts, name, definition, {})
 
     def completion(self, kind: str, name: str, argument: str) -> Callable[[Function], Function]:
-        """Registers `function(value, context, request) -> all matches, best first`; kind: ref/prompt or ref/resource."""
+        """Registers `function(value, context, request) -> all matches, best first`; kind: ref/prompt, ref/resource."""
         return register_in(self.completions, (kind, name, argument))
 
     def list_changed(self, kind: str) -> None:
@@ -1052,6 +1067,8 @@ class Server:
 
     def start(self) -> None:
         """Begins the housekeeping, and takes up the tasks that a dead instance has left."""
+        if not self.compares_headers:
+            log("WARNING: this server does not compare the headers with the body: anyone can walk past a gateway")
         self.keeper.start()
         self.tasks.adopt_all()
 
@@ -1086,11 +1103,11 @@ class Server:
         except Cancelled as gone:
             log(f"{cancelled_line(request)} ({gone})")
             raise
-        except Exception as problem:
+        except (Exception, SystemExit) as problem:
             rejection = rejection_for(problem)
             if message["method"] == "initialize":
-                # spec: Versioning and Compatibility › Backward Compatibility with Initialization-Based Versions: SHOULD
-                # name the supported versions in any error returned to initialize
+                # spec: Versioning and Compatibility › Backward Compatibility with Initialization-Based Versions:
+                # SHOULD name the supported versions in any error returned to initialize
                 rejection.message += f". There is no initialize here: this server speaks MCP {SUPPORTED_VERSIONS[0]}"
             answer = Answer(rejection.status, sse.encode_json(rejection.response(message["id"])), rejection.fields)
             outcome = f"{rejection.status}, {rejection.code} {rejection.message}"
@@ -1103,6 +1120,8 @@ class Server:
     def open_request(self, message: Json, channel: Channel, user: str, fields: Fields | None) -> Request:
         """Rungs 11 to 17: the metadata, whether the mirrored headers agree with it, what the method needs."""
         method, params = message["method"], message.get("params", {})
+        if not self.compares_headers:
+            fields = None
         if fields is not None:
             header_version = headers.check_method_header(fields, method)  # 11
         # spec: Overview › _meta: a request missing any required field MUST be rejected with -32602, on HTTP with 400
@@ -1113,7 +1132,7 @@ class Server:
             headers.check_version_header(header_version, version)  # 13
         if version not in SUPPORTED_VERSIONS:  # 14
             # spec: Versioning and Compatibility › Protocol Version Negotiation: MUST list the versions it supports
-            raise Rejection(UNSUPPORTED_VERSION, f"Unsupported protocol version: this server speaks {SUPPORTED_VERSIONS[0]}",
+            raise Rejection(UNSUPPORTED_VERSION, f"Unsupported version: this server speaks MCP {SUPPORTED_VERSIONS[0]}",
                             {"supported": SUPPORTED_VERSIONS, "requested": version})
         if not self.offers(method):  # 15
             # spec: Streamable HTTP › Protocol Version Header: MUST respond with 404 and -32601
@@ -1135,13 +1154,14 @@ class Server:
         return method in self.methods and bool(tables.get(method.partition("/")[0], True))
 
     def complete_result(self, request: Request, result: Json) -> Json:
-        """A result as it is sent: with its type and the server's name; what it asks of the client checked and sealed."""
+        """A result as it is sent: with its type and the server's name; what it asks of the client checked, sealed."""
         if result.get("resultType") == "input_required":
             for wanted in result["inputRequests"].values():
                 request.require(capability_for(wanted))
             if "requestState" in result:
                 result = result | {"requestState": self.seal(request, result["requestState"])}
-        return {"resultType": "complete"} | result | {"_meta": {META + "serverInfo": self.info} | result.get("_meta", {})}
+        meta = {META + "serverInfo": self.info} | result.get("_meta", {})
+        return {"resultType": "complete"} | result | {"_meta": meta}
 
     # server/discover and the lists
 
@@ -1149,7 +1169,8 @@ class Server:
         """server/discover: what this server speaks and offers."""
         changes = {"listChanged": True}
         capabilities = present(
-            logging={}, extensions={TASKS: {}}, tools=changes if self.tools else None, prompts=changes if self.prompts else None,
+            logging={}, extensions={TASKS: {}},
+            tools=changes if self.tools else None, prompts=changes if self.prompts else None,
             resources=changes | {"subscribe": True} if self.offers("resources/read") else None,
             completions={} if self.completions else None)
         about = present(instructions=self.instructions or None)
@@ -1260,7 +1281,7 @@ class Server:
     def unseal(self, request: Request, sealed: str) -> Any:
         """The state inside. One message for every cause, so that a refusal teaches nothing."""
         text, _, signature = sealed.rpartition(".")
-        # spec: Multi Round-Trip Requests › Server Requirements (Basic Workflow): MUST reject state that fails verification
+        # spec: Multi Round-Trip Requests › Server Requirements (Basic Workflow): MUST reject state that does not verify
         if hmac.compare_digest(self.signature(text).encode(), signature.encode("utf-8", "backslashreplace")):
             payload = json.loads(base64.urlsafe_b64decode(text))
             if payload["expires"] > time.time() and origin_of(request).items() <= payload.items():
@@ -1291,7 +1312,7 @@ def present(**members: Any) -> Json:
     return {name: value for name, value in members.items() if value is not None}
 
 
-def rejection_for(problem: Exception) -> Rejection:
+def rejection_for(problem: BaseException) -> Rejection:
     """What a client is told of an exception: all of a rejection, nothing of a fault of this server's."""
     if isinstance(problem, Rejection):
         return problem
@@ -1374,7 +1395,7 @@ def match_template(template: str, uri: str) -> dict[str, str] | None:
     with contextlib.suppress(UnicodeDecodeError):
         if match := re.fullmatch(pattern, uri):
             values = {name: unquote(value, errors="strict") for name, value in match.groupdict().items()}
-            if all(value.isprintable() and not {"/", "\\"} & set(value) and value.strip(".") for value in values.values()):
+            if not any(re.fullmatch(r"\.*|.*[/\\].*", one) or not one.isprintable() for one in values.values()):
                 return values
     return None
 
@@ -1535,12 +1556,13 @@ class Subscriptions:
             self.server.stopped.wait(0.005)
 
 
-# ------------------------------------------------------------------------ the store: a handle is a row, a lease a column
+# -------------------------------------------------------------------- the store: a handle is a row, a lease a column
 
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS settings (name TEXT PRIMARY KEY, value TEXT);
 CREATE TABLE IF NOT EXISTS handles (id TEXT PRIMARY KEY, kind TEXT, user TEXT, value TEXT, used REAL);
-CREATE TABLE IF NOT EXISTS changes (number INTEGER PRIMARY KEY AUTOINCREMENT, origin TEXT, topic TEXT, subject TEXT, at REAL);
+CREATE TABLE IF NOT EXISTS changes (number INTEGER PRIMARY KEY AUTOINCREMENT, origin TEXT, topic TEXT, subject TEXT,
+    at REAL);
 CREATE TABLE IF NOT EXISTS tasks (id TEXT PRIMARY KEY, user TEXT, request TEXT, status TEXT, message TEXT, created REAL,
     updated REAL, ttl_ms INTEGER, done REAL, asked TEXT DEFAULT '{}', answers TEXT DEFAULT '{}', outcome TEXT,
     owner TEXT, lease REAL);
@@ -1562,7 +1584,7 @@ class Store:
         tables = self.execute("SELECT count(*) AS count FROM sqlite_master")[0]["count"]
         if tables and self.execute("PRAGMA application_id")[0][0] != APPLICATION_ID:
             raise sqlite3.DatabaseError("it belongs to another program")
-        self.db.executescript(f"PRAGMA journal_mode=WAL; PRAGMA synchronous=FULL; {SCHEMA} PRAGMA application_id={APPLICATION_ID};")
+        self.db.executescript(f"PRAGMA journal_mode=WAL; {SCHEMA} PRAGMA application_id={APPLICATION_ID};")
         self.execute("INSERT OR IGNORE INTO settings VALUES ('secret', ?)", secrets.token_hex(32))
         self.secret = bytes.fromhex(self.execute("SELECT value FROM settings WHERE name = 'secret'")[0]["value"])
 
@@ -1613,8 +1635,9 @@ class TaskRequest(Request):
     def write(self, **columns: Any) -> sqlite3.Row:
         """Changes the row if it is still this worker's and not finished; otherwise the worker ends, by Cancelled."""
         names = ", ".join(f"{name} = ?" for name in columns)
-        rows = self.tasks.store.execute(f"UPDATE tasks SET {names}, updated = ? WHERE id = ? AND owner = ? AND {ACTIVE}"
-                                        " RETURNING *", *columns.values(), time.time(), self.id, self.tasks.store.instance)
+        rows = self.tasks.store.execute(
+            f"UPDATE tasks SET {names}, updated = ? WHERE id = ? AND owner = ? AND {ACTIVE} RETURNING *",
+            *columns.values(), time.time(), self.id, self.tasks.store.instance)
         if not rows or self.reason:
             raise Cancelled(self.reason or "no longer this worker's")
         self.tasks.server.subscriptions.publish("task", str(self.id))
@@ -1661,14 +1684,15 @@ class Tasks:
 
     def create(self, request: Request, ttl_ms: int) -> Json:
         """A new task for this request, committed before its handle is sent."""
-        unfinished = self.store.execute(f"SELECT count(*) AS count FROM tasks WHERE user = ? AND {ACTIVE}", request.user)
-        if unfinished[0]["count"] >= MAX_TASKS:
-            raise Rejection(429, f"At most {MAX_TASKS} unfinished tasks a user", status=429, fields="Retry-After: 10\r\n")
+        unfinished = "SELECT count(*) AS count FROM tasks WHERE user = ? AND " + ACTIVE
+        if self.store.execute(unfinished, request.user)[0]["count"] >= MAX_TASKS:
+            raise Rejection(429, f"{MAX_TASKS} tasks are unfinished", status=429, fields="Retry-After: 9\r\n")
         task_id, now = secrets.token_urlsafe(24), time.time()
         saved = json.dumps({"params": request.params, "responses": request.responses, "state": request.state})
-        row = self.store.execute("INSERT INTO tasks (id, user, request, status, created, updated, ttl_ms, owner, lease) VALUES"
-                                 " (?, ?, ?, 'working', ?, ?, ?, ?, ?) RETURNING *", task_id, request.user, saved, now, now,
-                                 ttl_ms, self.store.instance, now + LEASE_SECONDS)[0]
+        row = self.store.execute(
+            "INSERT INTO tasks (id, user, request, status, created, updated, ttl_ms, owner, lease)"
+            " VALUES (?, ?, ?, 'working', ?, ?, ?, ?, ?) RETURNING *", task_id, request.user, saved, now, now,
+            ttl_ms, self.store.instance, now + LEASE_SECONDS)[0]
         self.start(row)
         # spec: Tasks Extension › Polymorphic Results: MUST set resultType to "task"
         return {"resultType": "task"} | task_view(row)
@@ -1687,11 +1711,12 @@ class Tasks:
             request.write(status="completed", outcome=json.dumps(outcome))
         except Cancelled as gone:
             log(f"{cancelled_line(request)} ({gone})")
-        except Exception as problem:
+        except (Exception, SystemExit) as problem:
             rejection = rejection_for(problem)
             # spec: Tasks Extension › Task Execution Errors: failed is for JSON-RPC errors only
+            outcome = {"error": rejection.error()}
             with contextlib.suppress(Cancelled):
-                request.write(status="failed", message=rejection.message, outcome=json.dumps({"error": rejection.error()}))
+                request.write(status="failed", message=rejection.message, outcome=json.dumps(outcome))
         finally:
             self.running.pop(str(request.id), None)
 
@@ -1706,7 +1731,7 @@ class Tasks:
 
     def find_for(self, request: Request) -> Any:
         """The row that a tasks/* request names."""
-        # spec: Tasks Extension › Security Implications: MUST check on each request that the client may access the task
+        # spec: Tasks Extension › Security Implications: MUST check on each request that the client may access a task
         row = self.find(request.params["taskId"], request.user)
         if row is None:
             raise Rejection(INVALID_PARAMS, "There is no such task")
@@ -1730,8 +1755,9 @@ class Tasks:
                 answers |= new
                 status = "working" if asked.keys() <= answers.keys() else "input_required"
                 if new:
-                    self.store.execute(f"UPDATE tasks SET answers = ?, status = ?, updated = ? WHERE id = ? AND {ACTIVE}",
-                                       json.dumps(answers), status, time.time(), row["id"])
+                    self.store.execute(
+                        f"UPDATE tasks SET answers = ?, status = ?, updated = ? WHERE id = ? AND {ACTIVE}",
+                        json.dumps(answers), status, time.time(), row["id"])
             finally:
                 self.store.execute("COMMIT")
         if new:
@@ -1743,8 +1769,8 @@ class Tasks:
     def cancel(self, request: Request) -> Json:
         """tasks/cancel: stops the work, wherever it runs; a finished task stays as it is."""
         row = self.find_for(request)
-        if self.store.execute(f"UPDATE tasks SET status = 'cancelled', updated = ? WHERE id = ? AND {ACTIVE} RETURNING id",
-                              time.time(), row["id"]):
+        statement = f"UPDATE tasks SET status = 'cancelled', updated = ? WHERE id = ? AND {ACTIVE} RETURNING id"
+        if self.store.execute(statement, time.time(), row["id"]):
             if worker := self.running.get(row["id"]):
                 worker.cancel("tasks/cancel")
             self.server.subscriptions.publish("task", row["id"])
@@ -1756,10 +1782,10 @@ class Tasks:
         for row in self.store.execute("DELETE FROM tasks WHERE created + ttl_ms / 1000.0 < ? RETURNING id", now):
             reasons[row["id"]] = "expired"
         running = list(self.running.items())
-        held = {row["id"] for row in self.store.execute(f"UPDATE tasks SET lease = ? WHERE owner = ? AND {ACTIVE} RETURNING id",
-                                                        now + LEASE_SECONDS, self.store.instance)} if running else set()
+        statement = f"UPDATE tasks SET lease = ? WHERE owner = ? AND {ACTIVE} RETURNING id"
+        held = self.store.execute(statement, now + LEASE_SECONDS, self.store.instance) if running else []
         for task_id, worker in running:
-            if task_id not in held:
+            if task_id not in {row["id"] for row in held}:
                 worker.cancel(reasons.get(task_id, "tasks/cancel"))
 
     def adopt_all(self) -> None:
@@ -1798,10 +1824,11 @@ ADDS = {"readOnlyHint": False, "destructiveHint": False, "idempotentHint": False
 SWITCHES = ADDS | {"idempotentHint": True}
 
 
-def demo_server(step_seconds: float = 1.0, store: Store | None = None, rate: tuple[float, float] | None = None) -> Server:
+def demo_server(step_seconds: float = 1.0, store: Store | None = None,
+                rate: tuple[float, float] | None = None) -> Server:
     """The server that the lessons use."""
-    server = Server("mcp-reference-server", "1.0.0", "A demo: weather, carts, flights, and a report that takes its time.",
-                    page_size=2, store=store, rate=rate)
+    about = "A demo: weather, carts, flights, and a report that takes its time."
+    server = Server("mcp-reference-server", "1.0.0", about, page_size=2, store=store, rate=rate)
     add_report(server, step_seconds)
     add_weather(server)
     add_shop(server)
@@ -1856,7 +1883,8 @@ def add_weather(server: Server) -> None:
 
     region = {"type": "string", "description": "where to run it; gateways route by it", "x-mcp-header": "Region"}
 
-    @server.tool("execute_sql", "Pretends to run a query in a region.", takes(region=region, query=TEXT), annotations=READS)
+    @server.tool("execute_sql", "Pretends to run a query in a region.", takes(region=region, query=TEXT),
+                 annotations=READS)
     def execute_sql(arguments: Json, request: Request) -> str:
         return f"Ran in {arguments['region']}: {arguments['query']}"
 
@@ -1907,7 +1935,8 @@ def add_spoofing_lesson(server: Server) -> None:
 def add_questions(server: Server) -> None:
     """Tools that need something from the user first: a form, and a page for what must not pass through the client."""
 
-    @server.tool("create_repo", "Creates a repository; asks for your GitHub user name.", takes(repo=TEXT), annotations=ADDS)
+    @server.tool("create_repo", "Creates a repository; asks for your GitHub user name.", takes(repo=TEXT),
+                 annotations=ADDS)
     def create_repo(arguments: Json, request: Request) -> str | Json:
         answer = request.accepted("github_login")
         if answer is None and "github_login" in request.responses:
@@ -1992,7 +2021,7 @@ class StdioChannel(Channel):
     def __init__(self, transport: StdioTransport) -> None:
         self.transport = transport
         self.request: Request | None = None
-        self.gone: str | None = None  # why nothing more may be sent for this request
+        self.gone: str | None = None  # why nothing more may be sent; the reader sets it, the worker looks at it
 
     def emit(self, message: Json) -> None:
         """One notification, one line."""
@@ -2005,7 +2034,7 @@ class StdioChannel(Channel):
             request.cancel(self.gone)
 
     def cancel(self, reason: str) -> None:
-        """Nothing more is sent; called with the transport's lock held."""
+        """From here on nothing is sent."""
         self.gone = reason
         if self.request:
             self.request.cancel(reason)
@@ -2014,12 +2043,12 @@ class StdioChannel(Channel):
 class StdioTransport:
     """One client over a pair of pipes, a message a line.
 
-    `lock` guards the output and `channels`, which the reader and the stdio workers touch.
+    `lock` guards the output, which all workers write. The reader alone adds to `channels`, a worker removes its own.
     """
 
     def __init__(self, mcp: Server, source: int, sink: int, user: str) -> None:
         self.mcp, self.source, self.sink, self.user = mcp, source, sink, user
-        self.lock = threading.RLock()
+        self.lock = threading.Lock()
         self.channels: dict[tuple[type, Any], StdioChannel] = {}
         self.workers = Workers()
         self.over = threading.Event()  # set at end of input, or when nobody reads the output any more
@@ -2033,23 +2062,24 @@ class StdioTransport:
         self.mcp.subscriptions.end(deadline)
         while self.channels and time.monotonic() < deadline:
             self.mcp.stopped.wait(0.01)
-        with self.lock:
-            for channel in self.channels.values():
-                channel.cancel("end of input")
+        for channel in list(self.channels.values()):
+            channel.cancel("end of input")
         self.mcp.stop()
 
     def read(self) -> None:
         """The reader: lines of at most MAX_MESSAGE octets; a longer one is skipped in bounded memory."""
         lines = sse.LineSplitter(MAX_MESSAGE)
-        while octets := os.read(self.source, 65536):
-            for line in lines.feed(octets):
+        try:
+            while octets := os.read(self.source, 65536):
+                for line in lines.feed(octets):
+                    self.take(line)
+            for line in lines.feed(b"\n"):
                 self.take(line)
-        for line in lines.feed(b"\n"):
-            self.take(line)
-        self.over.set()
+        finally:
+            self.over.set()
 
     def take(self, line: bytes | None) -> None:
-        """One line: a request gets a worker, a cancellation takes effect, anything else an error without an id."""
+        """One line: a request gets a worker, a cancellation takes effect, anything else an error."""
         try:
             if line is None:
                 raise Rejection(PARSE_ERROR, f"A message may have at most {MAX_MESSAGE} octets")
@@ -2058,50 +2088,50 @@ class StdioTransport:
                 self.take_notification(message)
                 return
             key = type(message["id"]), message["id"]
-            with self.lock:
-                if key in self.channels:
-                    # spec: Overview › Requests: the ID MUST NOT match one that has not been answered yet
-                    raise Rejection(INVALID_REQUEST, "A request with this id is still in progress", message_id=message["id"])
-                channel = self.channels[key] = StdioChannel(self)
-            self.workers.run(self.answer, message, channel, key)
+            if key in self.channels:
+                # spec: Overview › Requests: the ID MUST NOT match one that has not been answered yet
+                raise Rejection(INVALID_REQUEST, "This id's request is in progress", message_id=message["id"])
+            self.channels[key] = StdioChannel(self)
+            self.workers.run(self.answer, message, key)
         except Rejection as rejection:
             log(f"line refused: {rejection.message}")
             self.send(sse.encode_json(rejection.response(rejection.id)))
 
     def take_notification(self, message: Json) -> None:
-        """spec: Cancellation › Error Handling: SHOULD ignore unknown, finished and malformed ones."""
+        """Cancels the request that it names, by id and type."""
+        # spec: Cancellation › Error Handling: SHOULD ignore unknown, finished and malformed ones
         request_id = message.get("params", {}).get("requestId")
-        if message["method"] == "notifications/cancelled" and type(request_id) in (str, int):
-            with self.lock:  # so that nothing is sent for it from here on
-                channel = self.channels.get((type(request_id), request_id))
-                if channel:
-                    channel.cancel("notifications/cancelled")
+        channel = self.channels.get((type(request_id), request_id)) if type(request_id) in (str, int) else None
+        if message["method"] == "notifications/cancelled" and channel:
+            channel.cancel("notifications/cancelled")
 
-    def answer(self, message: Json, channel: StdioChannel, key: tuple[type, Any]) -> None:
+    def answer(self, message: Json, key: tuple[type, Any]) -> None:
         """A stdio worker: one request."""
         with contextlib.suppress(Cancelled):
-            answer = self.mcp.respond(message, channel, self.user)
-            self.send(answer.body, channel)
-        with self.lock:
-            del self.channels[key]
+            answer = self.mcp.respond(message, self.channels[key], self.user)
+            self.send(answer.body, self.channels[key])
+        del self.channels[key]
 
     def send(self, body: bytes, channel: StdioChannel | None = None) -> None:
         """One whole line, unless its request has been cancelled."""
         with self.lock:
             if channel and channel.gone:
                 raise Cancelled(channel.gone)
+            line = memoryview(body + b"\n")
             try:
-                line = memoryview(body + b"\n")
                 while line:
-                    line = line[os.write(self.sink, line):]
-            except OSError:
+                    line = line[os.write(self.sink, line) :]
+            except OSError:  # nobody reads any more
                 self.over.set()
+                for other in list(self.channels.values()):
+                    other.cancel("stdout closed")
 
 
 def serve_stdio(mcp: Server) -> None:
-    """Serves the process's own stdin and stdout, which nothing else in the process can write to from here on."""
-    sink, source = os.dup(1), os.dup(0)
-    os.dup2(2, 1)  # spec: stdio › Overview: MUST NOT write anything to stdout that is not a valid MCP message
+    """Serves the process's stdin and stdout; nothing else in the process or its children reads or writes them."""
+    source, sink, nothing = os.dup(0), os.dup(1), os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    os.dup2(2, 1)  # spec: stdio › stdio: MUST NOT write anything to stdout that is not a valid MCP message
     StdioTransport(mcp, source, sink, os.environ.get("MCP_USER", "anonymous")).serve()
 
 
@@ -2115,10 +2145,10 @@ def parse_command_line() -> argparse.Namespace:
     add = parser.add_argument
     add("--stdio", action="store_true", help="serve one client over stdin and stdout instead of HTTP")
     add("--host", default="127.0.0.1", help="address to listen on (default: this machine only)")
-    add("--port", type=int, default=int(os.environ.get("PORT", 3000)), help="port (default: $PORT, or 3000; 0: any)")
+    add("--port", type=int, default=os.environ.get("PORT") or "3000", help="port (default: $PORT, or 3000; 0: any)")
     add("--step-seconds", type=float, default=1.0, help="how long one of build_report's ten steps takes (default: 1)")
-    add("--keep-alive", type=float, default=15.0, help="seconds of silence before a stream gets a comment (default: 15)")
-    add("--allow-origin", action="append", default=[], metavar="ORIGIN", help="a web origin that may call, besides localhost")
+    add("--keep-alive", type=float, default=15.0, help="seconds until a quiet stream gets a comment (default: 15)")
+    add("--allow-origin", action="append", default=[], metavar="ORIGIN", help="a web origin that may call, too")
     add("--state", default=":memory:", metavar="FILE", help="keep carts, holds and tasks in this SQLite file")
     add("--wire", action="store_true", help="print everything that crosses the wire, as it crosses")
     add("--rate", type=float, default=1000, help="tool calls a second for each user, 0: no limit (default: 1000)")
@@ -2155,8 +2185,8 @@ def main() -> int:
         return 0
     try:
         http = HttpServer(mcp, options.host, options.port, options.allow_origin)
-    except OSError as problem:
-        print(f"reference_server: cannot listen on {options.host}:{options.port}: {problem.strerror}", file=sys.stderr)
+    except (OSError, OverflowError) as problem:
+        print(f"reference_server: cannot listen on {options.host}, port {options.port}: {problem}", file=sys.stderr)
         return 1
     for limit in ("keep_alive", "idle_timeout", "request_timeout", "write_timeout", "max_body", "max_connections"):
         setattr(http, limit, getattr(options, limit))
@@ -2164,7 +2194,8 @@ def main() -> int:
     raise_descriptor_limit()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: http.stop())
-    log(f"MCP {SUPPORTED_VERSIONS[0]} at http://{options.host}:{http.port}/mcp (Ctrl-C ends it)")
+    host = f"[{options.host}]" if ":" in options.host else options.host
+    log(f"MCP {SUPPORTED_VERSIONS[0]} at http://{host}:{http.port}/mcp (Ctrl-C ends it)")
     http.serve_forever()
     return 0
 
