@@ -52,6 +52,7 @@ import queue
 import re
 import secrets
 import select
+import selectors
 import signal
 import socket
 import sqlite3
@@ -97,7 +98,7 @@ KEEPER_SECONDS = 0.2  # how often leases are renewed and other instances' change
 
 
 class Rejection(Exception):
-    """A request that is not served: JSON-RPC code (None: a plain sentence), message, data, HTTP status, field lines."""
+    """A request that is not served: JSON-RPC code (None: HTTP refuses it), message, data, HTTP status, field lines."""
 
     def __init__(self, code: int | None, message: str, data: Any = None, status: int = 0, fields: str = "",
                  message_id: str | int | None = None) -> None:
@@ -108,11 +109,11 @@ class Rejection(Exception):
 
     def error(self) -> Json:
         """The `error` member of a response."""
-        return {"code": self.code, "message": self.message} | ({} if self.data is None else {"data": self.data})
+        return present(code=self.code, message=self.message, data=self.data)
 
     def response(self, message_id: str | int | None) -> Json:
         """The error response; without an `id` when the request's could not be read, since the schema has no null."""
-        return {"jsonrpc": "2.0"} | ({} if message_id is None else {"id": message_id}) | {"error": self.error()}
+        return present(jsonrpc="2.0" if self.code else None, id=message_id, error=self.error())
 
 
 class ToolError(Exception):
@@ -181,15 +182,15 @@ class Endpoint(BaseHTTPRequestHandler, Channel):
         self.fields: Fields = {}
         self.streaming, self.last_write = False, time.monotonic()
         try:
-            self.command, target, self.request_version, self.fields = headers.parse_head(self.read_head())
+            self.command, target, self.request_version, self.fields = parse_head(self.read_head())
             self.path = re.sub(r"^https?://[^/?#]*", "", target).partition("?")[0]  # rfc9112 §3.2.2: absolute-form too
             options = {one.strip().lower() for line in self.fields.get("connection", ()) for one in line.split(",")}
             self.close_connection = self.request_version == "HTTP/1.0" or "close" in options
             (self.do_POST if self.command == "POST" else self.do_other)()
         except BadHead as broken:
-            self.send_last(Rejection(INVALID_REQUEST, str(broken), status=broken.status))
+            self.send_last(Rejection(None, str(broken), status=broken.status))
         except TimeoutError:
-            self.send_last(Rejection(INVALID_REQUEST, "The request did not arrive in time", status=408))
+            self.send_last(Rejection(None, "The request did not arrive in time", status=408))
         except Rejection as rejection:
             self.send_rejection(rejection)
         except (Cancelled, OSError):
@@ -304,25 +305,25 @@ class Endpoint(BaseHTTPRequestHandler, Channel):
             raise Rejection(None, "This is an MCP endpoint: it takes JSON-RPC messages by POST. Try an MCP client, or"
                             " the curl helper tests/lessons/mcp.sh.", status=405, fields="Allow: POST, OPTIONS\r\n")
         if not headers.is_json(self.fields):
-            raise Rejection(INVALID_REQUEST, "Content-Type must be application/json", status=415)
+            raise Rejection(None, "Content-Type must be application/json", status=415)
         # choice: 406 for an Accept that does not list both, and for none at all, because absent is not a list.
-        if not (headers.accepts(self.fields, "application/json") and headers.accepts(self.fields, "text/event-stream")):
-            raise Rejection(INVALID_REQUEST, "Accept must list application/json and text/event-stream", status=406)
+        if not accepts_both(tuple(self.fields.get("accept", ()))):
+            raise Rejection(None, "Accept must list application/json and text/event-stream", status=406)
         try:
             return headers.bearer_name(self.fields) or "anonymous"
         except ValueError as problem:
-            raise Rejection(INVALID_REQUEST, str(problem), status=401, fields="WWW-Authenticate: Bearer\r\n") from None
+            raise Rejection(None, str(problem), status=401, fields="WWW-Authenticate: Bearer\r\n") from None
 
     def check_origin(self) -> None:
         """Rejects what a web page could send here by way of its visitor's browser."""
         # spec: Streamable HTTP › Security & Endpoint: MUST validate Origin, and MUST answer 403 if it is invalid
         origin = self.fields.get("origin")
         if origin and not headers.origin_allowed(", ".join(origin), self.server.allow_origins):
-            raise Rejection(INVALID_REQUEST, "This Origin is not allowed here (see --allow-origin)", status=403)
+            raise Rejection(None, "This Origin is not allowed here (see --allow-origin)", status=403)
         # choice: Host must be an address, localhost or an allowed origin's host, because DNS rebinding needs a name.
         host = headers.host_name(self.fields)
         if host is not None and not headers.host_allowed(host, self.server.allow_hosts):
-            raise Rejection(INVALID_REQUEST, "This Host is not served here (see --allow-origin)", status=403)
+            raise Rejection(None, "This Host is not served here (see --allow-origin)", status=403)
 
     # writing
 
@@ -361,10 +362,10 @@ class Endpoint(BaseHTTPRequestHandler, Channel):
         self.send_answer(202)  # spec: Streamable HTTP › Sending Messages: MUST return 202 Accepted with no body
 
     def send_rejection(self, rejection: Rejection) -> None:
-        """The answer to what got no further than HTTP or JSON."""
+        """The answer to what got no further than HTTP or JSON; what a browser may show its user is a plain sentence."""
         log(f"{self.command or '-'} {self.path or '-'} -> {rejection.status}, {rejection.message}")
         with contextlib.suppress(Cancelled):
-            if rejection.code is None:
+            if rejection.status in (404, 405):
                 text = rejection.message.encode() + b"\n"
                 self.send_answer(rejection.status, text, "text/plain; charset=utf-8", rejection.fields)
             else:
@@ -472,6 +473,17 @@ class WiredEndpoint(Endpoint):
             self.show("--x", f"{request.reason}: request {request.id!r} is cancelled")
 
 
+# The heads on a kept connection are mostly the same octets, and what they mean is a function of the octets alone.
+parse_head = functools.lru_cache(64)(headers.parse_head)
+
+
+@functools.lru_cache(64)
+def accepts_both(lines: tuple[str, ...]) -> bool:
+    """Whether the Accept field lines list both media types of an answer."""
+    fields = {"accept": list(lines)}
+    return headers.accepts(fields, "application/json") and headers.accepts(fields, "text/event-stream")
+
+
 @functools.lru_cache(1)
 def http_date(now: int) -> str:
     """The value of Date (rfc9110 §5.6.7) for a time in seconds."""
@@ -575,9 +587,10 @@ def hung_up(connection: socket.socket) -> bool:
         poll = select.poll()
         poll.register(connection, select.POLLRDHUP)
         return bool(poll.poll(0))
-    readable = select.select([connection], [], [], 0)[0]
     try:
-        return bool(readable) and not connection.recv(1, socket.MSG_PEEK)
+        with selectors.DefaultSelector() as selector:
+            selector.register(connection, selectors.EVENT_READ)
+            return bool(selector.select(0)) and not connection.recv(1, socket.MSG_PEEK)
     except OSError:
         return True
 
@@ -720,11 +733,11 @@ class Request:
     the thread that runs the method reads it. Everything else belongs to that thread.
     """
 
-    def __init__(self, message: Json, channel: Channel, user: str, fields: Fields | None = None) -> None:
+    def __init__(self, message: Json, channel: Channel, user: str) -> None:
         self.id, self.method, self.params = message["id"], message["method"], message.get("params", {})
         self.meta: Json = self.params.get("_meta", {})
         self.capabilities: Json = self.meta.get(META + "clientCapabilities", {})
-        self.channel, self.user, self.fields = channel, user, fields
+        self.channel, self.user = channel, user
         self.reason: str | None = None  # why it was cancelled
         self.wake: Callable[[], None] | None = None  # wakes the method's thread where it waits for something else
         self.reported: float | None = None  # the highest progress so far
@@ -895,13 +908,9 @@ def check_schema(schema: Any) -> None:
 
 def find_problem(value: Any, schema: Json) -> str | None:
     """The first way in which a JSON value breaks a schema, to be put behind its name: ".month is required"."""
-    if (kind := schema.get("type")) is not None:
-        kinds = [kind] if isinstance(kind, str) else kind
-        # bool is an int to Python and no number to JSON; 42.0 is an integer to JSON Schema
-        integral = type(value) is float and value.is_integer() and "integer" in kinds
-        if not integral and not any(type(value) in TYPES[one] for one in kinds):
-            return f" must be of type {' or '.join(kinds)}"
-    if "enum" in schema and not any(type(value) is type(one) and value == one for one in schema["enum"]):
+    if (kind := schema.get("type")) is not None and not has_type(value, kind):
+        return f" must be of type {kind if isinstance(kind, str) else ' or '.join(kind)}"
+    if "enum" in schema and not (value in schema["enum"] and type(value) in map(type, schema["enum"])):
         return f" must be one of {json.dumps(schema['enum'])[1:-1]}"
     if type(value) is dict:
         for name in schema.get("required", ()):
@@ -919,6 +928,14 @@ def find_problem(value: Any, schema: Json) -> str | None:
             if problem := find_problem(inner, schema["items"]):
                 return f"[{index}]{problem}"
     return None
+
+
+def has_type(value: Any, kind: str | list[str]) -> bool:
+    """Whether a JSON value has this type, or one of these."""
+    if isinstance(kind, list):
+        return any(has_type(value, one) for one in kind)
+    # bool is an int to Python and no number to JSON; 42.0 is an integer to JSON Schema
+    return type(value) in TYPES[kind] or (kind == "integer" and type(value) is float and value.is_integer())
 
 
 TOKEN: Json = {"type": ["string", "integer"]}
@@ -1118,7 +1135,7 @@ class Server:
         return answer
 
     def open_request(self, message: Json, channel: Channel, user: str, fields: Fields | None) -> Request:
-        """Rungs 11 to 17: the metadata, whether the mirrored headers agree with it, what the method needs."""
+        """Rungs 11 to 17, and the shape of the params."""
         method, params = message["method"], message.get("params", {})
         if not self.compares_headers:
             fields = None
@@ -1139,12 +1156,17 @@ class Server:
             raise Rejection(METHOD_NOT_FOUND, f"Unknown method: {method[:100]}")
         if fields is not None:
             headers.check_name_header(fields, method, params)  # 16
-        request = Request(message, channel, user, fields)
-        if method.startswith("tasks/"):  # 17, of which the rest belongs to the method
+        request = Request(message, channel, user)
+        if method.startswith("tasks/"):  # 17
             # spec: Tasks Extension › Protocol Errors: MUST return -32021 to clients that do not declare the extension
             request.require(NEEDS_TASKS)
+        if fields is not None and method == "tools/call" and (tool := self.tools.get(params["name"])):
+            headers.check_parameter_headers(fields, params.get("arguments", {}), tool.mirrored)
+        if method in PARAMS and "requestState" in PARAMS[method]["properties"]:
+            request.state = self.unseal(request, params.get("requestState"))
         if problem := find_problem(params, PARAMS.get(method, OBJECT)):
             raise Rejection(INVALID_PARAMS, f"params{problem}")
+        request.responses = params.get("inputResponses") or {}
         return request
 
     def offers(self, method: str) -> bool:
@@ -1195,7 +1217,7 @@ class Server:
     # tools, resources, prompts, completion
 
     def call_tool(self, request: Request) -> Json:
-        """tools/call: the rest of rung 17, then the tool's function."""
+        """tools/call: checks the arguments, then runs the tool's function."""
         # spec: Tools › Security Considerations: MUST rate limit tool invocations
         if self.rate and (wait := self.rate.seconds_to_wait(request.user)):
             raise Rejection(429, "Too many tool calls", status=429, fields=f"Retry-After: {wait}\r\n")
@@ -1203,9 +1225,6 @@ class Server:
         if tool is None or not self.is_listed(tool):
             raise Rejection(INVALID_PARAMS, f"Unknown tool: {request.params['name'][:100]}")
         arguments = request.params.get("arguments", {})
-        if request.fields is not None:
-            headers.check_parameter_headers(request.fields, arguments, tool.mirrored)
-        self.open_answers(request)
         if tool.checked and (problem := find_problem(arguments, tool.definition["inputSchema"])):
             return text_result(f"arguments{problem}") | {"isError": True}
         try:
@@ -1223,7 +1242,6 @@ class Server:
     def read_resource(self, request: Request) -> Json:
         """resources/read: the contents behind a URI, or a question first."""
         uri = request.params["uri"]
-        self.open_answers(request)
         found = self.find_resource(uri)
         content = found[0].function(*found[1], request) if found else None
         if found is None or content is None:
@@ -1241,7 +1259,6 @@ class Server:
         entry, arguments = self.prompts.get(request.params["name"]), request.params.get("arguments", {})
         if entry is None:
             raise Rejection(INVALID_PARAMS, f"Unknown prompt: {request.params['name'][:100]}")
-        self.open_answers(request)
         for argument in entry.definition["arguments"]:
             if argument.get("required") and argument["name"] not in arguments:
                 raise Rejection(INVALID_PARAMS, f"Missing required argument: {argument['name']}")
@@ -1266,21 +1283,17 @@ class Server:
 
     # multi round-trip requests: the state travels with the client, sealed
 
-    def open_answers(self, request: Request) -> None:
-        """Checks the state, and takes over the answers, that a retried request brings."""
-        if (sealed := request.params.get("requestState")) is not None:
-            request.state = self.unseal(request, sealed)
-        request.responses = request.params.get("inputResponses") or {}
-
     def seal(self, request: Request, state: Any) -> str:
         """requestState: bound to the request, its user and a time, so that it is of no use anywhere else."""
         payload = {"state": state, "expires": time.time() + STATE_SECONDS} | origin_of(request)
         text = base64.urlsafe_b64encode(json.dumps(payload).encode()).decode()
         return f"{text}.{self.signature(text)}"
 
-    def unseal(self, request: Request, sealed: str) -> Any:
-        """The state inside. One message for every cause, so that a refusal teaches nothing."""
-        text, _, signature = sealed.rpartition(".")
+    def unseal(self, request: Request, sealed: Any) -> Any:
+        """The state inside; None for None. One message for every cause, so that a refusal teaches nothing."""
+        if sealed is None:
+            return None
+        text, _, signature = sealed.rpartition(".") if isinstance(sealed, str) else ("", "", "")
         # spec: Multi Round-Trip Requests › Server Requirements (Basic Workflow): MUST reject state that does not verify
         if hmac.compare_digest(self.signature(text).encode(), signature.encode("utf-8", "backslashreplace")):
             payload = json.loads(base64.urlsafe_b64decode(text))
