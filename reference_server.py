@@ -60,7 +60,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from socketserver import TCPServer
@@ -712,8 +712,8 @@ class HttpServer(HTTPServer):
     def end_connections(self) -> None:
         """Subscriptions get their result, calls are cancelled, idle connections wake up; half a second for all."""
         self.socket.close()
-        deadline = time.monotonic() + 0.5
-        self.mcp.subscriptions.end(deadline)
+        deadline = time.monotonic() + 0.6
+        self.mcp.subscriptions.end(deadline - 0.3)
         self.watcher.stop()
         for connection in list(self.connections):
             with contextlib.suppress(OSError):
@@ -871,9 +871,9 @@ def input_required(requests: Json, state: Any = None) -> Json:
     return present(resultType="input_required", inputRequests=requests, requestState=state)
 
 
-def elicit(message: str, properties: Json) -> Json:
-    """An input request: a form for the user, all of whose fields are required."""
-    schema = {"type": "object", "properties": properties, "required": list(properties)}
+def elicit(message: str, properties: Json, required: Iterable[str] | None = None) -> Json:
+    """An input request: a form for the user; `required`: the fields that must be filled in, by default all."""
+    schema = takes() | {"properties": properties, "required": list(properties if required is None else required)}
     return {"method": "elicitation/create", "params": {"mode": "form", "message": message, "requestedSchema": schema}}
 
 
@@ -1086,23 +1086,29 @@ class Server:
         """Begins the housekeeping, and takes up the tasks that a dead instance has left."""
         if not self.compares_headers:
             log("WARNING: this server does not compare the headers with the body: anyone can walk past a gateway")
+        with state_trouble_logged():
+            self.tasks.adopt_all()
         self.keeper.start()
-        self.tasks.adopt_all()
 
     def keep(self) -> None:
-        """The keeper's loop; `stopped` wakes it."""
+        """The keeper's loop; `stopped` wakes it. Trouble with the state is logged when it begins."""
+        trouble = False
         while not self.stopped.wait(KEEPER_SECONDS):
             try:
                 self.tasks.renew()
                 self.subscriptions.deliver_others()
                 self.store.purge()
+                trouble = False
             except sqlite3.Error as problem:
-                log(f"the state file cannot be used at the moment: {problem}")
+                if not trouble:
+                    log(f"the state cannot be used: {problem}")
+                trouble = True
 
     def stop(self) -> None:
         """Ends the housekeeping and leaves running tasks to other instances."""
         self.stopped.set()
-        self.tasks.release()
+        with state_trouble_logged():
+            self.tasks.release()
         self.keeper.join()
 
     # one request
@@ -1308,6 +1314,15 @@ class Server:
 
 Function = Callable[..., Any]
 NEEDS_TASKS: Json = {"extensions": {TASKS: {}}}
+
+
+@contextlib.contextmanager
+def state_trouble_logged() -> Iterator[None]:
+    """For what can wait until the state can be used again."""
+    try:
+        yield
+    except sqlite3.Error as problem:
+        log(f"the state cannot be used: {problem}")
 
 
 def register_in(table: dict[Any, Any], key: Any, *entry: Json) -> Callable[[Function], Function]:
@@ -1571,15 +1586,15 @@ class Subscriptions:
 
 # -------------------------------------------------------------------- the store: a handle is a row, a lease a column
 
-SCHEMA = """
-CREATE TABLE IF NOT EXISTS settings (name TEXT PRIMARY KEY, value TEXT);
-CREATE TABLE IF NOT EXISTS handles (id TEXT PRIMARY KEY, kind TEXT, user TEXT, value TEXT, used REAL);
-CREATE TABLE IF NOT EXISTS changes (number INTEGER PRIMARY KEY AUTOINCREMENT, origin TEXT, topic TEXT, subject TEXT,
-    at REAL);
-CREATE TABLE IF NOT EXISTS tasks (id TEXT PRIMARY KEY, user TEXT, request TEXT, status TEXT, message TEXT, created REAL,
-    updated REAL, ttl_ms INTEGER, done REAL, asked TEXT DEFAULT '{}', answers TEXT DEFAULT '{}', outcome TEXT,
-    owner TEXT, lease REAL);
-"""
+SCHEMA = (
+    "CREATE TABLE IF NOT EXISTS settings (name TEXT PRIMARY KEY, value TEXT)",
+    "CREATE TABLE IF NOT EXISTS handles (id TEXT PRIMARY KEY, kind TEXT, user TEXT, value TEXT, used REAL)",
+    "CREATE TABLE IF NOT EXISTS changes (number INTEGER PRIMARY KEY AUTOINCREMENT, origin TEXT, topic TEXT,"
+    " subject TEXT, at REAL)",
+    "CREATE TABLE IF NOT EXISTS tasks (id TEXT PRIMARY KEY, user TEXT, request TEXT, status TEXT, message TEXT,"
+    " created REAL, updated REAL, ttl_ms INTEGER, done REAL, asked TEXT DEFAULT '{}', answers TEXT DEFAULT '{}',"
+    " outcome TEXT, owner TEXT, lease REAL)",
+)
 APPLICATION_ID = 0x4D435028
 
 
@@ -1594,12 +1609,40 @@ class Store:
         self.lock = threading.RLock()
         self.db = sqlite3.connect(path, timeout=5, isolation_level=None, check_same_thread=False)
         self.db.row_factory = sqlite3.Row
-        tables = self.execute("SELECT count(*) AS count FROM sqlite_master")[0]["count"]
-        if tables and self.execute("PRAGMA application_id")[0][0] != APPLICATION_ID:
-            raise sqlite3.DatabaseError("it belongs to another program")
-        self.db.executescript(f"PRAGMA journal_mode=WAL; {SCHEMA} PRAGMA application_id={APPLICATION_ID};")
-        self.execute("INSERT OR IGNORE INTO settings VALUES ('secret', ?)", secrets.token_hex(32))
+        try:
+            self.prepare()
+        except sqlite3.Error:
+            self.db.close()
+            raise
         self.secret = bytes.fromhex(self.execute("SELECT value FROM settings WHERE name = 'secret'")[0]["value"])
+
+    def prepare(self) -> None:
+        """Makes the tables in a new file; sqlite3.Error for a file that cannot be used or is not ours."""
+        with self.transaction():
+            tables = self.execute("SELECT count(*) AS count FROM sqlite_master")[0]["count"]
+            if tables and self.execute("PRAGMA application_id")[0][0] != APPLICATION_ID:
+                raise sqlite3.DatabaseError("it belongs to another program")
+            for statement in SCHEMA:
+                self.execute(statement)
+            self.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+            self.execute("INSERT OR IGNORE INTO settings VALUES ('secret', ?)", secrets.token_hex(32))
+        for _ in range(500):  # this one statement does not wait for other instances by itself
+            with contextlib.suppress(sqlite3.OperationalError):
+                self.execute("PRAGMA journal_mode = WAL")
+                break
+            time.sleep(0.01)
+
+    @contextlib.contextmanager
+    def transaction(self) -> Iterator[None]:
+        """Several statements that take effect together or not at all."""
+        with self.lock:
+            self.db.execute("BEGIN IMMEDIATE")
+            try:
+                yield
+            except BaseException:
+                self.db.execute("ROLLBACK")
+                raise
+            self.db.execute("COMMIT")
 
     def execute(self, statement: str, *values: Any) -> list[sqlite3.Row]:
         """One statement, committed when this returns; its rows."""
@@ -1641,7 +1684,7 @@ class TaskRequest(Request):
         saved = json.loads(row["request"])
         super().__init__({"id": row["id"], "method": "tools/call", "params": saved["params"]}, Channel(), row["user"])
         self.responses, self.state = saved["responses"], saved["state"]
-        self.tasks, self.reported = tasks, row["done"]
+        self.tasks, self.reported, self.owner = tasks, row["done"], row["owner"]
         self.answered = threading.Event()  # set by tasks/update on this instance, and by cancel
         self.wake = self.answered.set
 
@@ -1650,7 +1693,7 @@ class TaskRequest(Request):
         names = ", ".join(f"{name} = ?" for name in columns)
         rows = self.tasks.store.execute(
             f"UPDATE tasks SET {names}, updated = ? WHERE id = ? AND owner = ? AND {ACTIVE} RETURNING *",
-            *columns.values(), time.time(), self.id, self.tasks.store.instance)
+            *columns.values(), time.time(), self.id, self.owner)
         if not rows or self.reason:
             raise Cancelled(self.reason or "no longer this worker's")
         self.tasks.server.subscriptions.publish("task", str(self.id))
@@ -1685,8 +1728,8 @@ class TaskRequest(Request):
 
 
 class Tasks:
-    """tasks/get, tasks/update, tasks/cancel, and the workers. The row is the truth: a worker only writes while it holds
-    the lease, and whoever asks about a task whose lease has lapsed takes it up again.
+    """tasks/get, tasks/update, tasks/cancel, and the workers. The row is the truth: a worker writes only while the row
+    names it as its owner, and whoever asks about a task whose lease has lapsed gives it a new one.
 
     `running` (task id -> its request) is touched by workers, the keeper and tasks/*; single operations only.
     """
@@ -1705,7 +1748,7 @@ class Tasks:
         row = self.store.execute(
             "INSERT INTO tasks (id, user, request, status, created, updated, ttl_ms, owner, lease)"
             " VALUES (?, ?, ?, 'working', ?, ?, ?, ?, ?) RETURNING *", task_id, request.user, saved, now, now,
-            ttl_ms, self.store.instance, now + LEASE_SECONDS)[0]
+            ttl_ms, secrets.token_hex(8), now + LEASE_SECONDS)[0]
         self.start(row)
         # spec: Tasks Extension › Polymorphic Results: MUST set resultType to "task"
         return {"resultType": "task"} | task_view(row)
@@ -1724,6 +1767,8 @@ class Tasks:
             request.write(status="completed", outcome=json.dumps(outcome))
         except Cancelled as gone:
             log(f"{cancelled_line(request)} ({gone})")
+        except sqlite3.Error as problem:  # not the tool's failure: the lease lapses, and the work goes on later
+            log(f"task {request.id} stops, the state cannot be used: {problem}")
         except (Exception, SystemExit) as problem:
             rejection = rejection_for(problem)
             # spec: Tasks Extension › Task Execution Errors: failed is for JSON-RPC errors only
@@ -1736,9 +1781,11 @@ class Tasks:
     def find(self, task_id: str, user: str | None = None) -> Any:
         """A task's row, or None if there is none, or not for this user; an orphan is adopted on the way."""
         now = time.time()
-        for row in self.store.execute(f"UPDATE tasks SET owner = ?, lease = ? WHERE id = ? AND lease < ? AND {ACTIVE}"
-                                      " RETURNING *", self.store.instance, now + LEASE_SECONDS, task_id, now):
-            self.start(row)
+        if task_id not in self.running:
+            for row in self.store.execute(
+                    f"UPDATE tasks SET owner = ?, lease = ? WHERE id = ? AND lease < ? AND {ACTIVE} RETURNING *",
+                    secrets.token_hex(8), now + LEASE_SECONDS, task_id, now):
+                self.start(row)
         rows = self.store.execute("SELECT * FROM tasks WHERE id = ? AND coalesce(?, user) = user", task_id, user)
         return rows[0] if rows else None
 
@@ -1756,26 +1803,22 @@ class Tasks:
 
     def update(self, request: Request) -> Json:
         """tasks/update: answers to outstanding input requests; others are ignored."""
-        with self.store.lock:
-            self.store.execute("BEGIN IMMEDIATE")
-            try:
-                row = self.find_for(request)
-                asked, answers = json.loads(row["asked"]), json.loads(row["answers"])
-                given = request.params["inputResponses"]
-                new = {key: given[key] for key in asked if key in given and key not in answers}
-                if not all(isinstance(answer, dict) for answer in new.values()):
-                    raise Rejection(INVALID_PARAMS, "inputResponses must be an object of objects")
+        task_id, given = self.find_for(request)["id"], request.params["inputResponses"]
+        with self.store.transaction():
+            row = self.store.execute("SELECT asked, answers FROM tasks WHERE id = ?", task_id)[0]
+            asked, answers = json.loads(row["asked"]), json.loads(row["answers"])
+            new = {key: given[key] for key in asked if key in given and key not in answers}
+            if not all(isinstance(answer, dict) for answer in new.values()):
+                raise Rejection(INVALID_PARAMS, "inputResponses must be an object of objects")
+            if new:
                 answers |= new
                 status = "working" if asked.keys() <= answers.keys() else "input_required"
-                if new:
-                    self.store.execute(
-                        f"UPDATE tasks SET answers = ?, status = ?, updated = ? WHERE id = ? AND {ACTIVE}",
-                        json.dumps(answers), status, time.time(), row["id"])
-            finally:
-                self.store.execute("COMMIT")
+                self.store.execute(
+                    f"UPDATE tasks SET answers = ?, status = ?, updated = ? WHERE id = ? AND {ACTIVE}",
+                    json.dumps(answers), status, time.time(), task_id)
         if new:
-            self.server.subscriptions.publish("task", row["id"])
-            if worker := self.running.get(row["id"]):
+            self.server.subscriptions.publish("task", task_id)
+            if worker := self.running.get(task_id):
                 worker.answered.set()
         return {}
 
@@ -1794,12 +1837,12 @@ class Tasks:
         now, reasons = time.time(), {}
         for row in self.store.execute("DELETE FROM tasks WHERE created + ttl_ms / 1000.0 < ? RETURNING id", now):
             reasons[row["id"]] = "expired"
-        running = list(self.running.items())
-        statement = f"UPDATE tasks SET lease = ? WHERE owner = ? AND {ACTIVE} RETURNING id"
-        held = self.store.execute(statement, now + LEASE_SECONDS, self.store.instance) if running else []
-        for task_id, worker in running:
-            if task_id not in {row["id"] for row in held}:
-                worker.cancel(reasons.get(task_id, "tasks/cancel"))
+        owners = {worker.owner: worker for worker in list(self.running.values())}
+        mine = f"owner IN (SELECT value FROM json_each(?)) AND {ACTIVE}"
+        held = self.store.execute(f"UPDATE tasks SET lease = ? WHERE {mine} RETURNING owner", now + LEASE_SECONDS,
+                                  json.dumps(list(owners))) if owners else []
+        for owner in owners.keys() - {row["owner"] for row in held}:
+            owners[owner].cancel(reasons.get(str(owners[owner].id), "tasks/cancel"))
 
     def adopt_all(self) -> None:
         """At start-up: takes up what a dead instance has left."""
@@ -1808,8 +1851,8 @@ class Tasks:
 
     def release(self) -> None:
         """At shutdown: lets go of the leases, so that another instance can take up the work at once."""
-        self.store.execute(f"UPDATE tasks SET lease = 0 WHERE owner = ? AND {ACTIVE}", self.store.instance)
         for worker in list(self.running.values()):
+            self.store.execute(f"UPDATE tasks SET lease = 0 WHERE owner = ? AND {ACTIVE}", worker.owner)
             worker.cancel("server stopped")
 
 
@@ -2185,12 +2228,12 @@ def raise_descriptor_limit() -> None:
 def main() -> int:
     """The exit status."""
     options = parse_command_line()
+    rate = (options.rate, 5 * options.rate) if options.rate > 0 else None
     try:
-        store = Store(options.state)
+        mcp = demo_server(options.step_seconds, Store(options.state), rate)
     except sqlite3.Error as problem:
         print(f"reference_server: cannot use {options.state}: {problem}", file=sys.stderr)
         return 1
-    mcp = demo_server(options.step_seconds, store, (options.rate, 5 * options.rate) if options.rate > 0 else None)
     if options.stdio:
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
         with contextlib.suppress(KeyboardInterrupt):
