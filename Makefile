@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv/bin/python
 TOOLS := .cache/tools/bin
 
-.PHONY: run test lint conformance interop
+.PHONY: run test lint spoof three-ways handles nginx conformance interop
 
 run:            ## serve http://127.0.0.1:3000/mcp
 	$(PYTHON) reference_server.py
@@ -14,6 +14,18 @@ test: .venv/done   ## the suite, in under 20 seconds
 lint: .cache/tools/done   ## ruff, mypy --strict
 	$(TOOLS)/ruff check .
 	$(TOOLS)/mypy reference_server.py headers.py sse.py tests/lessons/client.py
+
+spoof:          ## a spoofed header, before a server that compares it with the body and one that does not
+	$(PYTHON) tests/lessons/spoof.py
+
+three-ways:     ## one slow call over stdio, over this revision's HTTP and over the last one's
+	$(PYTHON) tests/lessons/three_ways.py
+
+handles:        ## two processes, one state file: each walk a hundred times, fifty kills; some four minutes
+	$(PYTHON) tests/load/handles.py
+
+nginx:          ## behind a real nginx (Debian: apt-get install nginx)
+	$(PYTHON) tests/load/nginx.py
 
 conformance:    ## the official conformance suite and an independent checker; needs npm and the network
 	$(PYTHON) tests/official/conformance.py

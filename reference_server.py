@@ -233,8 +233,8 @@ class Endpoint(BaseHTTPRequestHandler, Channel):
 
     def read_head(self) -> bytes:
         """The next request's head, without its blank line."""
-        started = bool(self.received)
-        deadline = time.monotonic() + (self.server.request_timeout if started else self.server.idle_timeout)
+        self.started = bool(self.received)
+        deadline = time.monotonic() + (self.server.request_timeout if self.started else self.server.idle_timeout)
         while True:
             while self.received.startswith(b"\r\n"):  # rfc9112 §2.2: ignore empty lines before the request line
                 del self.received[:2]
@@ -242,8 +242,8 @@ class Endpoint(BaseHTTPRequestHandler, Channel):
                 break
             headers.check_head_so_far(self.received)
             self.receive(deadline)
-            if not started:
-                started, deadline = True, time.monotonic() + self.server.request_timeout
+            if not self.started:
+                self.started, deadline = True, time.monotonic() + self.server.request_timeout
         return self.take(end + 4)[:-4]
 
     def read_body(self) -> bytes:
@@ -375,7 +375,7 @@ class Endpoint(BaseHTTPRequestHandler, Channel):
     def send_last(self, rejection: Rejection) -> None:
         """The last answer on a connection whose next request cannot be found; none if none has begun."""
         self.close_connection = self.unread = True
-        if self.received or self.fields:
+        if self.started:
             self.send_rejection(rejection)
 
     def send_answer_to_request(self, answer: Answer) -> None:
@@ -535,6 +535,8 @@ class DisconnectWatcher(threading.Thread):
     It never reads, writes or closes. `lock` guards `watched`, which connection threads and this thread touch.
     """
 
+    interval = 0.1  # seconds until `stop` is seen
+
     def __init__(self) -> None:
         super().__init__(name="disconnect watcher", daemon=True)
         self.lock = threading.Lock()
@@ -557,9 +559,9 @@ class DisconnectWatcher(threading.Thread):
                 self.epoll.unregister(connection)
 
     def run(self) -> None:
-        """Sleeps until the kernel reports a hang-up; without epoll, looks every 50 ms. `stop` is seen within 0.1 s."""
+        """Sleeps until the kernel reports a hang-up; without epoll, looks every 50 ms."""
         while not self.stopping.is_set():
-            suspects = [one for one, _ in self.epoll.poll(0.1)] if self.epoll else list(self.watched)
+            suspects = [one for one, _ in self.epoll.poll(self.interval)] if self.epoll else list(self.watched)
             for descriptor in suspects:
                 with self.lock:  # by now the descriptor may be another connection's, so look before telling
                     connection, request = self.watched.get(descriptor, (None, None))
@@ -770,10 +772,14 @@ class Request:
 
     def emit(self, message: Json) -> None:
         """One notification ahead of the response, if anybody still listens."""
+        self.write(self.channel.emit, {"jsonrpc": "2.0"} | message)
+
+    def write(self, send: Callable[..., None], *message: Json) -> None:
+        """Has the channel send something; a client that turns out to be gone cancels the request."""
         if self.cancelled.is_set():
             raise Cancelled(self.reason)
         try:
-            self.channel.emit({"jsonrpc": "2.0"} | message)
+            send(*message)
         except Cancelled as gone:
             self.cancel(str(gone))
             raise
@@ -805,7 +811,7 @@ class Request:
                 raise Cancelled(self.reason)
             if not left:
                 return
-            self.channel.keep_alive()
+            self.write(self.channel.keep_alive)
 
     def require(self, capabilities: Json) -> None:
         """Rejects the request unless its client declared these capabilities."""
@@ -827,14 +833,10 @@ class Request:
 
     def accepted(self, key: str) -> Json | None:
         """What the user filled in under this key; None if that is missing, or was declined (`responses` tells)."""
-        response = self.responses.get(key)
-        if response is None:
+        if (response := self.responses.get(key)) is None:
             return None
-        if response.get("action") not in ("accept", "decline", "cancel"):
-            raise Rejection(INVALID_PARAMS, f"inputResponses.{key}.action must be accept, decline or cancel")
-        if not isinstance(content := response.get("content") or {}, dict):
-            raise Rejection(INVALID_PARAMS, f"inputResponses.{key}.content must be an object")
-        return content if response["action"] == "accept" else None
+        check_elicitation(key, response)
+        return response.get("content") or {} if response["action"] == "accept" else None
 
     def as_task(self, required: bool = False, ttl_ms: int = 3_600_000) -> None:
         """From here on the work outlives the connection.
@@ -850,12 +852,20 @@ class Request:
             self.require(NEEDS_TASKS)
 
     def ask(self, requests: Json) -> Json:
-        """In a task: waits for the answers to these input requests."""
+        """In a task: waits for the answers to these input requests; they are in `responses` too."""
         raise RuntimeError("only a task can ask while it runs; return input_required(…) instead")
 
     def can_ask(self) -> bool:
         """Whether this is a task whose user can be asked while it runs."""
         return False
+
+
+def check_elicitation(key: str, response: Any) -> None:
+    """Rejection for what is no answer to an elicitation."""
+    if not isinstance(response, dict) or response.get("action") not in ("accept", "decline", "cancel"):
+        raise Rejection(INVALID_PARAMS, f"inputResponses.{key}.action must be accept, decline or cancel")
+    if not isinstance(response.get("content") or {}, dict):
+        raise Rejection(INVALID_PARAMS, f"inputResponses.{key}.content must be an object")
 
 
 def undeclared(required: Json, declared: Any) -> Json:
@@ -1529,7 +1539,7 @@ class Subscriptions:
             try:
                 message = subscription.queue.get(timeout=min(request.channel.comment_due(), 3600))
             except queue.Empty:
-                request.channel.keep_alive()
+                request.write(request.channel.keep_alive)
                 continue
             if request.cancelled.is_set():
                 raise Cancelled(request.reason)
@@ -1688,7 +1698,7 @@ class TaskRequest(Request):
         self.answered = threading.Event()  # set by tasks/update on this instance, and by cancel
         self.wake = self.answered.set
 
-    def write(self, **columns: Any) -> sqlite3.Row:
+    def record(self, **columns: Any) -> sqlite3.Row:
         """Changes the row if it is still this worker's and not finished; otherwise the worker ends, by Cancelled."""
         names = ", ".join(f"{name} = ?" for name in columns)
         rows = self.tasks.store.execute(
@@ -1703,7 +1713,7 @@ class TaskRequest(Request):
         """Records the step, so that another worker can go on after it."""
         if math.isfinite(done) and (self.reported is None or done > self.reported):
             self.reported = done
-            self.write(done=done, message=message or f"{done:g}" + (f" of {total:g}" if total else ""))
+            self.record(done=done, message=message or f"{done:g}" + (f" of {total:g}" if total else ""))
 
     def as_task(self, required: bool = False, ttl_ms: int = 3_600_000) -> None:
         """It is one already."""
@@ -1718,12 +1728,13 @@ class TaskRequest(Request):
             self.require(capability_for(wanted))
         row = self.tasks.find(str(self.id))
         if not requests.keys() <= json.loads(row["answers"]).keys():
-            row = self.write(status="input_required", asked=json.dumps(json.loads(row["asked"]) | requests))
+            row = self.record(status="input_required", asked=json.dumps(json.loads(row["asked"]) | requests))
         while not requests.keys() <= (answers := json.loads(row["answers"])).keys():
             self.answered.wait(KEEPER_SECONDS)
             self.answered.clear()
             if self.reason or not (row := self.tasks.find(str(self.id))):
                 raise Cancelled(self.reason or "expired")
+        self.responses |= answers
         return {key: answers[key] for key in requests}
 
 
@@ -1764,7 +1775,7 @@ class Tasks:
             arguments = request.params.get("arguments", {})
             result = run_tool(self.server.tools[request.params["name"]], arguments, request)
             outcome = {"result": self.server.complete_result(request, result)}
-            request.write(status="completed", outcome=json.dumps(outcome))
+            request.record(status="completed", outcome=json.dumps(outcome))
         except Cancelled as gone:
             log(f"{cancelled_line(request)} ({gone})")
         except sqlite3.Error as problem:  # not the tool's failure: the lease lapses, and the work goes on later
@@ -1774,7 +1785,7 @@ class Tasks:
             # spec: Tasks Extension › Task Execution Errors: failed is for JSON-RPC errors only
             outcome = {"error": rejection.error()}
             with contextlib.suppress(Cancelled):
-                request.write(status="failed", message=rejection.message, outcome=json.dumps(outcome))
+                request.record(status="failed", message=rejection.message, outcome=json.dumps(outcome))
         finally:
             self.running.pop(str(request.id), None)
 
@@ -1808,8 +1819,8 @@ class Tasks:
             row = self.store.execute("SELECT asked, answers FROM tasks WHERE id = ?", task_id)[0]
             asked, answers = json.loads(row["asked"]), json.loads(row["answers"])
             new = {key: given[key] for key in asked if key in given and key not in answers}
-            if not all(isinstance(answer, dict) for answer in new.values()):
-                raise Rejection(INVALID_PARAMS, "inputResponses must be an object of objects")
+            for key, answer in new.items():
+                check_answer(key, asked[key], answer)
             if new:
                 answers |= new
                 status = "working" if asked.keys() <= answers.keys() else "input_required"
@@ -1854,6 +1865,17 @@ class Tasks:
         for worker in list(self.running.values()):
             self.store.execute(f"UPDATE tasks SET lease = 0 WHERE owner = ? AND {ACTIVE}", worker.owner)
             worker.cancel("server stopped")
+
+
+def check_answer(key: str, asked: Json, answer: Any) -> None:
+    """-32602 for an answer that is not what the input request asked for."""
+    problem = find_problem(answer, OBJECT)
+    if asked["method"] == "elicitation/create" and not problem:
+        check_elicitation(key, answer)
+        if answer["action"] == "accept" and (schema := asked["params"].get("requestedSchema")):
+            problem = find_problem({"content": answer.get("content") or {}}, takes(content=schema))
+    if problem:
+        raise Rejection(INVALID_PARAMS, f"inputResponses.{key}{problem}")
 
 
 def task_view(row: Any) -> Json:
@@ -1905,9 +1927,8 @@ def add_report(server: Server, step_seconds: float) -> None:
         work(request, 1, 5)
         charts = ""
         if request.can_ask():
-            question = elicit("Include charts in the report?", {"include": {"type": "boolean"}})
-            answer = request.ask({"charts": question})["charts"]
-            charts = ", with charts" if (answer.get("content") or {}).get("include") else ", without charts"
+            request.ask({"charts": elicit("Include charts in the report?", {"include": {"type": "boolean"}})})
+            charts = ", with charts" if (request.accepted("charts") or {}).get("include") else ", without charts"
         work(request, 6, 10)
         return f"The report for {arguments['month']} is ready{charts}."
 
@@ -2005,9 +2026,10 @@ def add_questions(server: Server) -> None:
 
     @server.tool("connect_billing", "Connects your billing account, on its own page.", takes(), annotations=SWITCHES)
     def connect_billing(arguments: Json, request: Request) -> str | Json:
-        if request.accepted("billing_key") is not None and request.state:
+        consent = request.accepted("billing_key")
+        if consent is not None and request.state:
             return f"Billing is connected (visit {request.state['visit']})."
-        if "billing_key" in request.responses:
+        if consent is None and "billing_key" in request.responses:
             return "Billing was not connected, as you wished."
         visit = secrets.token_urlsafe(8)
         page = elicit_url("Enter your billing key on this page", f"https://billing.example.com/connect/{visit}")
@@ -2166,6 +2188,12 @@ class StdioTransport:
         with contextlib.suppress(Cancelled):
             answer = self.mcp.respond(message, self.channels[key], self.user)
             self.send(answer.body, self.channels[key])
+            if message["method"] == "subscriptions/listen" and self.mcp.subscriptions.ending:
+                # spec: Cancellation › Cancellation: MUST send notifications/cancelled when it tears down a subscription
+                # choice: after the result, because client libraries believe the first of the two; not over HTTP,
+                # because the schema has it on stdio only, and the end of the stream says the same.
+                note = {"jsonrpc": "2.0", "method": "notifications/cancelled", "params": {"requestId": message["id"]}}
+                self.send(sse.encode_json(note), self.channels[key])
         del self.channels[key]
 
     def send(self, body: bytes, channel: StdioChannel | None = None) -> None:
@@ -2188,7 +2216,10 @@ def serve_stdio(mcp: Server) -> None:
     source, sink, nothing = os.dup(0), os.dup(1), os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
     os.dup2(2, 1)  # spec: stdio › stdio: MUST NOT write anything to stdout that is not a valid MCP message
-    StdioTransport(mcp, source, sink, os.environ.get("MCP_USER", "anonymous")).serve()
+    transport = StdioTransport(mcp, source, sink, os.environ.get("MCP_USER", "anonymous"))
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: transport.over.set())
+    transport.serve()
 
 
 # -------------------------------------------------------------------------------------------------- command line
@@ -2235,9 +2266,7 @@ def main() -> int:
         print(f"reference_server: cannot use {options.state}: {problem}", file=sys.stderr)
         return 1
     if options.stdio:
-        signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
-        with contextlib.suppress(KeyboardInterrupt):
-            serve_stdio(mcp)
+        serve_stdio(mcp)
         return 0
     try:
         http = HttpServer(mcp, options.host, options.port, options.allow_origin)

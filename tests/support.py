@@ -2,14 +2,16 @@
 
 import contextlib
 import json
+import queue
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 from headers import headers_for
-from reference_server import HttpServer, Server
-from sse import EventParser
+from reference_server import Cancelled, Channel, HttpServer, Request, Server
+from sse import EventParser, encode_json
 
 VERSION = "2026-07-28"
 META: dict[str, Any] = {"io.modelcontextprotocol/protocolVersion": VERSION, "io.modelcontextprotocol/clientCapabilities": {}}
@@ -104,6 +106,10 @@ class Connection:
         taken, self.buffer = self.buffer, b""
         return taken
 
+    def ended(self) -> bool:
+        """Whether the server has closed and every octet has been read; waits for an octet or the end."""
+        return not self.buffer and not self._more()
+
     def _read(self, count: int) -> bytes:
         while len(self.buffer) < count and self._more():
             pass
@@ -189,8 +195,9 @@ class Running(NamedTuple):
 
 @contextlib.contextmanager
 def running(server: Server, **limits: Any) -> Iterator[Running]:
-    """Serves on a free port; `limits` are attributes of HttpServer. All connections have ended afterwards."""
-    http = HttpServer(server, port=0, allow_origins=limits.pop("allow_origins", ()))
+    """Serves on a free port, or `port`; `limits` are attributes of HttpServer. All connections have ended afterwards."""
+    http = HttpServer(server, port=limits.pop("port", 0), allow_origins=limits.pop("allow_origins", ()))
+    http.watcher.interval = 0.005
     for name, value in limits.items():
         assert hasattr(http, name), name
         setattr(http, name, value)
@@ -213,3 +220,114 @@ def eventually(condition: Callable[[], bool]) -> bool:
             return True
         waiting.wait(0.002)
     return False
+
+
+@contextlib.contextmanager
+def alive(server: Server) -> Iterator[Server]:
+    """The server without a transport: requests go in by `respond`. No task worker is left afterwards."""
+    server.start()
+    try:
+        yield server
+    finally:
+        server.stop()
+        assert eventually(lambda: not server.tasks.running), "a task worker did not stop"
+        server.store.close()
+
+
+class Recorder(Channel):
+    """The way back to a client that reads everything; `messages` is what went over it."""
+
+    def __init__(self) -> None:
+        self.messages: list[dict[str, Any]] = []
+
+    def emit(self, message: dict[str, Any]) -> None:
+        self.messages.append(json.loads(encode_json(message)))
+
+
+def respond(server: Server, method: str, params: dict[str, Any] | None = None, user: str = "anonymous", id: Any = 1,
+            channel: Channel | None = None, **metadata: Any) -> dict[str, Any]:
+    """The response to one request, without a transport."""
+    answer = server.respond(message(method, params, id, **metadata), channel or Channel(), user)
+    return dict(json.loads(answer.body))
+
+
+def call_tool(server: Server, name: str, arguments: dict[str, Any] | None = None, user: str = "anonymous",
+              **more: Any) -> dict[str, Any]:
+    """The response to one tools/call, without a transport; `more`: further params, then metadata as for `meta`."""
+    params = {key: more.pop(key) for key in ("inputResponses", "requestState") if key in more}
+    return respond(server, "tools/call", {"name": name, "arguments": arguments or {}} | params, user, **more)
+
+
+class Listener(Channel):
+    """An open subscriptions/listen without a socket; its thread is the server's side. `first` is the first message."""
+
+    def __init__(self, server: Server, notifications: dict[str, Any], id: Any = 1, user: str = "anonymous",
+                 **metadata: Any) -> None:
+        self.messages: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
+        self.request: Request | None = None
+        listen = message("subscriptions/listen", {"notifications": notifications}, id, **metadata)
+        self.thread = threading.Thread(target=self.run, args=(server, listen, user))
+        self.thread.start()
+        self.first = self.next()
+
+    def run(self, server: Server, listen: dict[str, Any], user: str) -> None:
+        """The server's side; None is its last word when the client went away."""
+        try:
+            self.messages.put(json.loads(server.respond(listen, self, user).body))
+        except Cancelled:
+            self.messages.put(None)
+
+    def emit(self, message: dict[str, Any]) -> None:
+        self.messages.put(json.loads(encode_json(message)))
+
+    def watch(self, request: Request) -> None:
+        self.request = request
+
+    def next(self) -> dict[str, Any] | None:
+        """The next message; queue.Empty, and so a failure, if none comes within PATIENCE."""
+        return self.messages.get(timeout=PATIENCE)
+
+    def __enter__(self) -> "Listener":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Hangs up."""
+        if self.request:
+            self.request.cancel("stream closed")
+        self.thread.join(PATIENCE)
+        assert not self.thread.is_alive(), "the subscription did not end"
+
+
+class HastyClock:
+    """Stands in for the module `time` where the server waits its time out: its clock runs fifty times as fast."""
+
+    def monotonic(self) -> float:
+        return time.monotonic() * 50
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(time, name)
+
+
+class Lines:
+    """Keeps what all threads write to stderr, and lets a test wait for a line.
+
+    Its `write` replaces that of `sys.stderr`; pytest puts back `sys.stderr` itself before each test.
+    """
+
+    def __init__(self) -> None:
+        self.condition = threading.Condition()
+        self.text = ""
+
+    def write(self, text: str) -> int:
+        with self.condition:
+            self.text += text
+            self.condition.notify_all()
+        return len(text)
+
+    def lines(self) -> list[str]:
+        return self.text.splitlines()
+
+    def wait_for(self, line: str, count: int = 1) -> bool:
+        """Whether the line has come so many times within PATIENCE."""
+        with self.condition:
+            return self.condition.wait_for(lambda: self.lines().count(line) >= count, PATIENCE)

@@ -15,8 +15,12 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 from harness import HttpProcess, install_npm
+
+Check = dict[str, Any]  # one entry of a checks.json
+Done = subprocess.CompletedProcess[str]
 
 VERSION = "2026-07-28"
 SUITE = "@modelcontextprotocol/conformance@0.2.0-alpha.12"
@@ -28,27 +32,27 @@ SHOWN = 20  # problems that one run prints
 UNSCORED = f"Not scored for {VERSION}: 13 scenario(s) run, 0 failing"
 
 
-def run_suite(folder: Path, url: str, options: list[str]) -> tuple[list[dict], int, str]:
-    """One run of the suite: the checks of all its scenarios, the number of scenarios, and what it printed."""
+def run_suite(folder: Path, url: str, options: list[str]) -> tuple[list[Check], int, Done]:
+    """One run of the suite: the checks of all its scenarios, the number of scenarios, and the finished process."""
     results = folder / "results"
     shutil.rmtree(results, ignore_errors=True)
     modules = folder / "node_modules"
-    command = [modules / "node/bin/node", modules / "@modelcontextprotocol/conformance/dist/index.js",
-               "server", "--url", url, *options, "-o", results]
+    suite = [str(modules / "node/bin/node"), str(modules / "@modelcontextprotocol/conformance/dist/index.js")]
+    command = [*suite, "server", "--url", url, *options, "-o", str(results)]
     done = subprocess.run(command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     files = sorted(results.glob("*/checks.json"))
     checks = [check | {"scenario": file.parent.name} for file in files for check in json.loads(file.read_text())]
-    return checks, len(files), done.stdout + f"\nexit status {done.returncode}\n"
+    return checks, len(files), done
 
 
 def judge(folder: Path, url: str, name: str, options: list[str], scenarios: int, successes: int) -> bool:
     """Runs the suite once and prints its line; False when a check failed or warned, or when fewer ran than must."""
-    checks, ran, output = run_suite(folder, url, options)
+    checks, ran, done = run_suite(folder, url, options)
     counts = collections.Counter(check["status"] for check in checks)
     problems = [check for check in checks if check["status"] not in ("SUCCESS", "INFO", "SKIPPED")]
-    good = not problems and ran == scenarios and counts["SUCCESS"] >= successes and "exit status 0" in output
+    good = not problems and done.returncode == 0 and ran == scenarios and counts["SUCCESS"] >= successes
     if name == "requirements":
-        good = good and UNSCORED in output
+        good = good and UNSCORED in done.stdout
     print(f"{name}: {ran} scenarios, {counts['SUCCESS']} passed, {counts['FAILURE']} failed, "
           f"{counts['WARNING']} warnings, {counts['INFO']} info, {counts['SKIPPED']} skipped: "
           f"{'ok' if good else 'NOT OK'}", flush=True)
@@ -57,7 +61,7 @@ def judge(folder: Path, url: str, name: str, options: list[str], scenarios: int,
     if len(problems) > SHOWN:
         print(f"  ... and {len(problems) - SHOWN} more")
     if not good and not problems:
-        print(output)
+        print(done.stdout, f"exit status {done.returncode}", sep="\n")
     return good
 
 

@@ -31,7 +31,7 @@ def install_npm(folder: str, *packages: str) -> Path:
     def fetch(where: Path, packages: list[str]) -> None:
         (where / "package.json").write_text('{"private": true}\n')
         npm = ["npm", "install", "--no-audit", "--no-fund", "--loglevel=error"]
-        subprocess.run([*npm, *packages], cwd=where, check=True)
+        subprocess.run([*npm, *packages], cwd=where, check=True, stdout=subprocess.DEVNULL)
     return install(folder, list(packages), fetch)
 
 
@@ -39,7 +39,7 @@ def install_python(folder: str, *packages: str) -> Path:
     """The folder that is a virtual environment with these packages from PyPI."""
     def fetch(where: Path, packages: list[str]) -> None:
         subprocess.run([sys.executable, "-m", "venv", "--clear", where], check=True)
-        subprocess.run([where / "bin/python", "-m", "pip", "install", "--quiet", *packages], check=True)
+        subprocess.run([where / "bin/python", "-m", "pip", "install", "-qq", *packages], check=True)
     return install(folder, list(packages), fetch)
 
 
@@ -53,11 +53,12 @@ class Log:
         threading.Thread(target=self.read, daemon=True).start()
 
     def read(self) -> None:
-        """Runs on the log's own thread until the stream ends."""
-        for line in self.stream:
-            with self.changed:
-                self.lines.append(line.rstrip("\n"))
-                self.changed.notify_all()
+        """Runs on the log's own thread until the stream ends, when every process that writes to it has ended."""
+        with self.stream:
+            for line in self.stream:
+                with self.changed:
+                    self.lines.append(line.rstrip("\n"))
+                    self.changed.notify_all()
 
     def wait_for(self, pattern: str, start: int = 0, seconds: float = 10) -> re.Match[str] | None:
         """The first line from `start` on that matches; None when the seconds have passed without one."""

@@ -2,8 +2,9 @@
 
     python tests/official/interop.py [CLIENT ...]        (python-sdk, fastmcp, typescript, inspector; default: all)
 
-Prints a Markdown table; a cell is `works`, `not offered` (by the client, as the client itself shows) or `fails`,
-and then the exit status is 1. That a call was cancelled is read from the server's log, not from the client.
+Prints a Markdown table; a cell is `works`, `not offered` (by the client, as the client itself shows), `client's
+fault` (it breaks a MUST and is refused for it) or `fails`, and then the exit status is 1. That a call was cancelled
+is read from the server's log, not from the client.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 import interop_inspector
 from harness import ROOT, HttpProcess, Log, install_npm, install_python
@@ -26,9 +28,6 @@ from harness import ROOT, HttpProcess, Log, install_npm, install_python
 HERE = Path(__file__).resolve().parent
 FEATURES = ["discover", "list tools", "call", "structured output", "mirrored argument", "progress", "cancel",
             "resources", "prompts", "completion", "form elicitation", "URL elicitation", "subscription", "tasks"]
-CANCELLED = {"HTTP": r"build_report cancelled at step \d+ \(stream closed\)",
-             "stdio": r"build_report cancelled at step \d+ \(notifications/cancelled\)"}
-STEPS = ["--step-seconds", "0.1"]
 Row = tuple[str, str, str]  # feature, outcome, what was seen
 
 
@@ -65,37 +64,53 @@ def inspector(target: list[str], log: Log) -> list[Row]:
     return interop_inspector.run(folder, target, log, FEATURES)
 
 
-CLIENTS: dict[str, Callable[[list[str], Log], list[Row]]] = {
-    "python-sdk": python_sdk, "fastmcp": fastmcp, "typescript": typescript, "inspector": inspector,
+class Client(NamedTuple):
+    """How a client is driven, how long a step of its report takes, and the log's reason for the call it cancels."""
+
+    run: Callable[[list[str], Log], list[Row]]
+    step_seconds: str
+    reasons: dict[str, str]
+
+
+CLOSES = {"HTTP": "stream closed", "stdio": "notifications/cancelled"}
+CLIENTS = {
+    "python-sdk": Client(python_sdk, "0.1", CLOSES),
+    "fastmcp": Client(fastmcp, "0.1", CLOSES),
+    "typescript": Client(typescript, "0.1", CLOSES),
+    "inspector": Client(inspector, "0.5", dict.fromkeys(CLOSES, "tasks/cancel")),  # to it every report is a task
 }
 
 
 @contextlib.contextmanager
-def http_server() -> Iterator[tuple[list[str], Log]]:
+def http_server(*options: str) -> Iterator[tuple[list[str], Log]]:
     """The URL of a running server, and its log."""
-    with HttpProcess("reference_server.py", *STEPS) as server:
+    with HttpProcess("reference_server.py", *options) as server:
         yield [server.url], server.log
 
 
 @contextlib.contextmanager
-def stdio_server() -> Iterator[tuple[list[str], Log]]:
+def stdio_server(*options: str) -> Iterator[tuple[list[str], Log]]:
     """The command with which a client starts a server for itself, and the log that they all write to."""
     with tempfile.TemporaryDirectory() as folder:
         pipe = f"{folder}/log"
         os.mkfifo(pipe)
-        with open(os.open(pipe, os.O_RDWR)) as stream:  # RDWR: the log does not end when one server does
-            shell = ["/bin/sh", "-c", f'exec "$0" "$@" 2>{shlex.quote(pipe)}']
-            yield [*shell, sys.executable, str(ROOT / "reference_server.py"), "--stdio", *STEPS], Log(stream)
-            os.write(os.open(pipe, os.O_WRONLY), b"the log ends here\n")
+        kept_open = os.open(pipe, os.O_RDWR)  # so that the log does not end when the first server does
+        shell = ["/bin/sh", "-c", f'exec "$0" "$@" 2>{shlex.quote(pipe)}']
+        try:
+            log = Log(os.fdopen(os.open(pipe, os.O_RDONLY)))
+            yield [*shell, sys.executable, str(ROOT / "reference_server.py"), "--stdio", *options], log
+        finally:
+            os.close(kept_open)
 
 
-def drive(client: str, transport: str) -> dict[str, Row]:
+def drive(client: Client, transport: str) -> dict[str, Row]:
     """One client over one transport: its row for each feature."""
-    with (http_server if transport == "HTTP" else stdio_server)() as (target, log):
-        rows = {row[0]: row for row in CLIENTS[client](target, log)}
+    serve = http_server if transport == "HTTP" else stdio_server
+    with serve("--step-seconds", client.step_seconds) as (target, log):
+        rows = {row[0]: row for row in client.run(target, log)}
         if rows["cancel"][1] == "works":
-            proof = log.wait_for(CANCELLED[transport])
-            rows["cancel"] = ("cancel", "works", proof[0]) if proof else ("cancel", "fails", "the log says nothing")
+            proof = log.wait_for(rf"build_report cancelled at step \d+ \({client.reasons[transport]}\)")
+            rows["cancel"] = ("cancel", "works", proof[0]) if proof else ("cancel", "fails", "the log lacks it")
     return rows
 
 
@@ -106,15 +121,15 @@ def main() -> int:
     chosen = parser.parse_args().clients or list(CLIENTS)
     table: dict[str, dict[str, Row]] = {}
     for client in chosen:
-        for transport in CANCELLED:
-            table[f"{client}, {transport}"] = drive(client, transport)
+        for transport in ("HTTP", "stdio"):
+            table[f"{client}, {transport}"] = drive(CLIENTS[client], transport)
     print(f"| feature | {' | '.join(table)} |\n|---|{'---|' * len(table)}")
     for feature in FEATURES:
         print(f"| {feature} | {' | '.join(rows[feature][1] for rows in table.values())} |")
     print()
     for column, rows in table.items():
         for feature, outcome, seen in rows.values():
-            if outcome != "works":
+            if outcome != "works" or feature == "cancel":
                 print(f"{column}, {feature}: {outcome}: {seen}")
     failed = sum(row[1] == "fails" for rows in table.values() for row in rows.values())
     print(f"{len(table) * len(FEATURES)} cells, {failed} failed")

@@ -14,7 +14,6 @@ from typing import Any
 from harness import Log
 
 CONFIG = "file:///project/config.json"
-TASKS = "io.modelcontextprotocol/tasks"
 
 
 class NotOffered(Exception):
@@ -29,7 +28,7 @@ def expect(truth: object, seen: object) -> str:
 
 
 class Inspector:
-    """Two connections to one server, held by a private daemon: @plain, and @tasks, which declares the extension."""
+    """Two connections to one server, held by a private daemon: @demo, and @tasks, which declares the extension."""
 
     def __init__(self, folder: Path, target: list[str], log: Log) -> None:
         self.log = log
@@ -41,21 +40,18 @@ class Inspector:
             "PATH": f"{node}:{os.environ['PATH']}", "MCP_STORAGE_DIR": home, "MCP_INSPECTOR_DAEMON_DIR": home,
             "MCP_CATALOG_PATH": f"{home}/catalog.json", "MCP_INSPECTOR_SECRET_STORE": "file",
         }
-        over_http = target[0].startswith("http")
-        server: dict[str, Any] = {"protocolEra": "modern"}  # the default is the 2025 handshake
-        server |= {"type": "streamable-http", "url": target[0]} if over_http else {
-            "type": "stdio", "command": target[0], "args": target[1:]}
-        entries = {"plain": server | {"advertisedExtensions": {TASKS: False}}, "tasks": server}
-        Path(home, "catalog.json").write_text(json.dumps({"mcpServers": entries}))
+        server: dict[str, Any] = {"type": "streamable-http", "url": target[0]}
+        if not target[0].startswith("http"):
+            server = {"type": "stdio", "command": target[0], "args": target[1:]}
+        server["protocolEra"] = "modern"  # the default is the 2025 handshake
+        Path(home, "catalog.json").write_text(json.dumps({"mcpServers": {"demo": server}}))
 
     def __enter__(self) -> Inspector:
-        for name in ("plain", "tasks"):
-            self.ask("connect", name)
+        self.ask("connect", "demo")
         return self
 
     def __exit__(self, *exception: object) -> None:
-        for name in ("plain", "tasks"):
-            self.start("disconnect", name).communicate()
+        self.start("disconnect", "demo").communicate()
         self.start("daemon", "stop").communicate()
         self.home.cleanup()
 
@@ -75,34 +71,35 @@ class Inspector:
             raise AssertionError(f"{' '.join(arguments)}: {complaint.strip()[-300:]}")
         return json.loads(answer)
 
-    def call(self, name: str, *arguments: str, connection: str = "@plain") -> Any:
+    def call(self, name: str, *arguments: str) -> Any:
         """A tool's result, or the question that it waits with."""
-        result = self.ask(connection, "tools/call", name, *arguments)
+        result = self.ask("@demo", "tools/call", name, *arguments)
         expect(not result.get("isError"), result)
         return result
 
     def answer(self, question: Any, *words: str) -> str:
         """Answers a tool's question and gives its text."""
         elicitation = question["elicitationPending"]["elicitationId"]
-        return self.ask("elicitation/respond", elicitation, *words)["content"][0]["text"]
+        return str(self.ask("elicitation/respond", elicitation, *words)["content"][0]["text"])
 
     def discover(self) -> str:
-        shown = self.ask("connections/show", "@plain")
+        shown = self.ask("connections/show", "@demo")
         return expect(shown["protocolVersion"] == "2026-07-28", shown["serverInfo"])
 
     def list_tools(self) -> str:
-        names = [tool["name"] for tool in self.ask("@plain", "tools/list")["tools"]]
+        names = [tool["name"] for tool in self.ask("@demo", "tools/list")["tools"]]
         return expect("build_report" in names, f"{len(names)} tools")
 
     def call_tool(self) -> str:
-        return self.call("get_weather", "location:=Paris")["content"][0]["text"]
+        return expect(words := self.call("get_weather", "location:=Paris")["content"][0]["text"], words)
 
     def structured_output(self) -> str:
         seen = self.call("get_weather_data", "location:=Paris").get("structuredContent")
         return expect(seen, seen)
 
     def mirrored_argument(self) -> str:
-        return self.call("execute_sql", "region:=us-west1", "query:=SELECT 1")["content"][0]["text"]
+        content = self.call("execute_sql", "region:=us-west1", "query:=SELECT 1")["content"]
+        return expect(words := content[0]["text"], words)
 
     def progress(self) -> str:
         usage, complaint = self.start("tools/call", "--help").communicate()
@@ -110,48 +107,50 @@ class Inspector:
         raise NotOffered("`mcpdo tools/call --help` has no option for progress")
 
     def cancel(self) -> str:
-        """On a terminal, because there an interrupt ends the call; without one mcpdo lets it run on."""
-        start = len(self.log.lines)
+        """mcpdo always declares the tasks extension, so the call is a task: interrupt it, then cancel the task.
+
+        On a terminal, because only there an interrupt ends the call; without one mcpdo goes on waiting for it.
+        """
         terminal, side = pty.openpty()
-        process = subprocess.Popen([self.program, "@plain", "tools/call", "build_report", "month:=2026-07"],
+        process = subprocess.Popen([self.program, "@demo", "tools/call", "build_report", "month:=2026-07"],
                                    env=self.environment, stdin=side, stdout=side, stderr=side)
         try:
-            self.log.wait_for(r"build_report", start)
+            polled = self.log.wait_for(r"tasks/get (\S+)")
             process.send_signal(signal.SIGINT)
             process.wait(10)
         finally:
             process.kill()
             os.close(side)
             os.close(terminal)
-        return expect(process.returncode == 1, "cancelled by the client")  # the server's log must say so too
+        return str(self.ask("@demo", "tasks/cancel", polled[1] if polled else "unknown"))
 
     def resources(self) -> str:
-        uris = [resource["uri"] for resource in self.ask("@plain", "resources/list")["resources"]]
-        templates = self.ask("@plain", "resources/templates/list")["resourceTemplates"]
-        contents = self.ask("@plain", "resources/read", CONFIG)["contents"]
+        uris = [resource["uri"] for resource in self.ask("@demo", "resources/list")["resources"]]
+        templates = self.ask("@demo", "resources/templates/list")["resourceTemplates"]
+        contents = self.ask("@demo", "resources/read", CONFIG)["contents"]
         return expect(CONFIG in uris and templates and contents[0]["text"], f"{len(uris)} and {len(templates)}")
 
     def prompts(self) -> str:
-        names = [prompt["name"] for prompt in self.ask("@plain", "prompts/list")["prompts"]]
+        names = [prompt["name"] for prompt in self.ask("@demo", "prompts/list")["prompts"]]
         arguments = ["--prompt-args", "code=print(1)", "language=python"]
-        prompt = self.ask("@plain", "prompts/get", "code_review", *arguments)
+        prompt = self.ask("@demo", "prompts/get", "code_review", *arguments)
         words = prompt["messages"][0]["content"]["text"]
         return expect("code_review" in names and "print(1)" in words, words)
 
     def completion(self) -> str:
-        values = self.ask("@plain", "prompts/complete", "--complete-ref-type", "ref/prompt", "--complete-ref",
+        values = self.ask("@demo", "prompts/complete", "--complete-ref-type", "ref/prompt", "--complete-ref",
                           "code_review", "--complete-arg-name", "language", "--complete-arg-value", "py")["values"]
         return expect("python" in values, values)
 
     def form_elicitation(self) -> str:
-        words = self.answer(self.call("create_repo", "repo:=demo"), "github_login:=octocat")
+        words = self.answer(self.call("create_repo", "repo:=demo"), "name:=octocat")
         return expect("octocat" in words, words)
 
     def url_elicitation(self) -> str:
         return self.answer(self.call("connect_billing"), "--done")
 
     def subscription(self) -> str:
-        process = self.start("--format", "json", "@plain", "resources/subscribe", CONFIG)
+        process = self.start("--format", "json", "@demo", "resources/subscribe", CONFIG)
         try:
             assert process.stdout is not None
             events = Log(process.stdout)
@@ -163,8 +162,8 @@ class Inspector:
             process.wait(10)
 
     def tasks(self) -> str:
-        question = self.call("build_report", "month:=2026-08", connection="@tasks")
-        return self.answer(question, "charts:=true")
+        question = self.call("build_report", "month:=2026-08")
+        return self.answer(question, "include:=true")
 
 
 def run(folder: Path, target: list[str], log: Log, features: list[str]) -> list[tuple[str, str, str]]:

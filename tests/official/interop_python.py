@@ -2,7 +2,7 @@
 
     python interop_python.py {sdk|fastmcp} {URL | COMMAND ARGUMENT...}
 
-Prints one JSON array for each feature: its name, works / not offered / fails, and what was seen.
+Prints one JSON array for each feature: its name, works / not offered / client's fault / fails, and what was seen.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import mcp
 import mcp.client
 from mcp.client.stdio import StdioServerParameters
 from mcp.client.subscriptions import ResourceUpdated, ToolsListChanged
-from mcp_types import ElicitRequestURLParams, ElicitResult, PromptReference
+from mcp_types import HEADER_MISMATCH, ElicitRequestURLParams, ElicitResult, PromptReference
 
 CONFIG = "file:///project/config.json"
 FEATURES = ("discover", "list tools", "call", "structured output", "mirrored argument", "progress", "cancel",
@@ -29,6 +29,10 @@ FEATURES = ("discover", "list tools", "call", "structured output", "mirrored arg
 
 class NotOffered(Exception):
     """The client has nothing for this feature; says how that was established."""
+
+
+class ClientFault(Exception):
+    """The client breaks a rule of the specification and is refused for it; says which."""
 
 
 def expect(truth: object, seen: object) -> str:
@@ -44,10 +48,12 @@ def methods_about(word: str, *classes: type) -> list[str]:
 
 
 async def accept(params: Any) -> ElicitResult:
-    """Fills in a form with a login, and says of a URL that it has been opened."""
+    """Fills in a form with a login and yeses, and says of a URL that it has been opened."""
     if isinstance(params, ElicitRequestURLParams):
         return ElicitResult(action="accept")
-    return ElicitResult(action="accept", content=dict.fromkeys(params.requested_schema["properties"], "octocat"))
+    fields = params.requested_schema["properties"].items()
+    content = {name: True if field["type"] == "boolean" else "octocat" for name, field in fields}
+    return ElicitResult(action="accept", content=content)
 
 
 class Driver:
@@ -73,7 +79,7 @@ class Driver:
 
     async def text(self, name: str, **arguments: str) -> str:
         """A tool's text."""
-        return (await self.call(name, arguments)).content[0].text
+        return str((await self.call(name, arguments)).content[0].text)
 
     async def discover(self) -> str:
         return expect(self.client.protocol_version == "2026-07-28", self.client.server_info)
@@ -146,7 +152,7 @@ class Sdk(Driver):
 
     async def listed(self, kind: str) -> list[Any]:
         page = await getattr(self.client, f"list_{kind}")()
-        found = getattr(page, kind)
+        found: list[Any] = getattr(page, kind)
         while page.next_cursor is not None:
             page = await getattr(self.client, f"list_{kind}")(cursor=page.next_cursor)
             found = found + getattr(page, kind)
@@ -158,11 +164,11 @@ class Sdk(Driver):
         return result
 
     async def read(self, uri: str) -> str:
-        return (await self.client.read_resource(uri)).contents[0].text
+        return str((await self.client.read_resource(uri)).contents[0].text)
 
     async def complete(self, prompt: str, argument: str, value: str) -> list[str]:
         result = await self.client.complete(PromptReference(name=prompt), {"name": argument, "value": value})
-        return result.completion.values
+        return list(result.completion.values)
 
     async def subscription(self) -> str:
         async with self.client.listen(tools_list_changed=True, resource_subscriptions=[CONFIG]) as changes:
@@ -197,16 +203,17 @@ class Fastmcp(Driver):
         return fastmcp.Client(server, elicitation_handler=lambda message, kind, params, context: accept(params))
 
     async def listed(self, kind: str) -> list[Any]:
-        return await getattr(self.client, f"list_{kind}")()
+        return list(await getattr(self.client, f"list_{kind}")())
 
     async def call(self, name: str, arguments: dict[str, str], on_progress: Any = None) -> Any:
         return await self.client.call_tool(name, arguments, progress_handler=on_progress)
 
     async def read(self, uri: str) -> str:
-        return (await self.client.read_resource(uri))[0].text
+        return str((await self.client.read_resource(uri))[0].text)
 
     async def complete(self, prompt: str, argument: str, value: str) -> list[str]:
-        return (await self.client.complete(PromptReference(name=prompt), {"name": argument, "value": value})).values
+        result = await self.client.complete(PromptReference(name=prompt), {"name": argument, "value": value})
+        return list(result.values)
 
     async def subscription(self) -> str:
         found = methods_about("listen", type(self.client)) + methods_about("subscri", type(self.client))
@@ -216,7 +223,12 @@ class Fastmcp(Driver):
     async def tasks(self) -> str:
         tasks = importlib.import_module("fastmcp_tasks")  # from here on new clients declare the extension
         async with self.connect() as client:
-            report = await client.call_tool("build_report", {"month": "2026-08"})
+            try:
+                report = await client.call_tool("build_report", {"month": "2026-08"})
+            except mcp.MCPError as refusal:
+                if refusal.error.code == HEADER_MISMATCH and "Mcp-Name header is missing" in refusal.error.message:
+                    raise ClientFault("tasks/get without Mcp-Name, which SEP-2663 demands over HTTP") from refusal
+                raise
             task = await tasks.call_tool_task(client, "build_report", {"month": "2026-09"})
             await task.cancel()
             ended = await task.wait()
@@ -232,6 +244,8 @@ async def run(driver: Driver) -> None:
                 outcome, seen = "works", await asyncio.wait_for(getattr(driver, method)(), 30)
             except NotOffered as reason:
                 outcome, seen = "not offered", str(reason)
+            except ClientFault as rule:
+                outcome, seen = "client's fault", str(rule)
             except Exception as error:
                 outcome, seen = "fails", f"{type(error).__name__}: {error}"
             print(json.dumps([feature, outcome, seen]), flush=True)

@@ -19,7 +19,7 @@ def main() -> int:
     """Prints one line for each check; exit status 0 when all eight pass but for deliberate warnings."""
     folder = install_python("mcpcheck", "jbt-mcpcheck==0.1.1")
     with HttpProcess("reference_server.py") as server:
-        command = [folder / "bin/mcpcheck", server.url, "--probe", "all", "--max-tools", "100", "--json"]
+        command = [str(folder / "bin/mcpcheck"), server.url, "--probe", "all", "--max-tools", "100", "--json"]
         done = subprocess.run(command, stdout=subprocess.PIPE, text=True)
     report = json.loads(done.stdout)
     good = [check["name"] for check in report["checks"]] == CHECKS

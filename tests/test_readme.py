@@ -1,0 +1,416 @@
+"""The README is true: each command block is run, in its order, and what follows it is what comes out.
+
+Time runs 40 times faster here than for a reader: every number of seconds in a command is divided by that. Blocks that
+start a server, or that the paragraph before puts into "a third terminal", get a terminal of their own and go on until
+the next block for that terminal; the reader presses Ctrl-C there, and so does the test. `npx` is not run.
+"""
+
+import ast
+import json
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+import spoof
+from support import PATIENCE
+
+ROOT = Path(__file__).resolve().parents[1]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+FASTER = 40
+PORTS = ("3000", "3001", "3002")  # those that the README uses; each stands for a free one
+SERVERS = ("python3 reference_server.py", "python3 tests/lessons/gateway.py")
+
+
+class Step(NamedTuple):
+    """A command block, its line in the README, the paragraph before it, and the output blocks that follow it."""
+
+    line: int
+    commands: str
+    said: str
+    expected: list[str]
+
+    def __str__(self) -> str:
+        return f"line {self.line}: {self.commands[:50]}".partition("\n")[0]
+
+    @property
+    def starts_a_server(self) -> bool:
+        """Whether its last command runs until Ctrl-C."""
+        last = self.commands.splitlines()[-1]
+        return last.startswith(SERVERS) and "--stdio" not in last
+
+    @property
+    def terminal(self) -> str:
+        """Where a reader types it."""
+        if "third terminal" in self.said:
+            return "third"
+        return "first" if self.starts_a_server else "second"
+
+
+def steps_in(text: str) -> list[Step]:
+    """The steps of a page."""
+    steps: list[Step] = []
+    for match in re.finditer(r"^```(sh|text)\n(.*?)^```$", text, re.M | re.S):
+        if match[1] == "sh":
+            before = text[:match.start()]
+            said = " ".join(before.rstrip("\n").rpartition("\n\n")[2].split())
+            steps.append(Step(before.count("\n") + 2, match[2].rstrip("\n"), said, []))
+        else:
+            steps[-1].expected.append(match[2])
+    return steps
+
+
+STEPS = steps_in(README)
+
+# ------------------------------------------------------------------------------------------------------- running it
+
+
+class Terminal:
+    """A shell, and everything that appears in it. `changed` guards `lines`, which the reading thread appends to."""
+
+    def __init__(self, environment: dict[str, str], script: str | None = None) -> None:
+        self.lines: list[str] = []
+        self.changed = threading.Condition()
+        command = ["bash", "--norc", *(["-c", f"{PREAMBLE}\n{script}"] if script else [])]
+        self.process = subprocess.Popen(command, cwd=ROOT, env=environment, text=True, encoding="utf-8",
+                                        start_new_session=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                                        stderr=subprocess.STDOUT)
+        self.reader = threading.Thread(target=self.read)
+        self.reader.start()
+
+    def read(self) -> None:
+        """The reading thread: until nobody holds the terminal's output any more."""
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            with self.changed:
+                self.lines.append(line.rstrip("\r\n"))
+                self.changed.notify_all()
+
+    def type(self, text: str) -> None:
+        """What a reader types."""
+        assert self.process.stdin is not None
+        self.process.stdin.write(text + "\n")
+        self.process.stdin.flush()
+
+    def wait_for(self, pattern: str, start: int = 0, count: int = 1) -> bool:
+        """Whether so many lines from `start` on have matched within PATIENCE."""
+        def come() -> bool:
+            return sum(bool(re.search(pattern, line)) for line in self.lines[start:]) >= count
+
+        with self.changed:
+            return self.changed.wait_for(come, PATIENCE)
+
+    def press_ctrl_c(self) -> None:
+        """Interrupts all that runs in it."""
+        os.killpg(self.process.pid, signal.SIGINT)
+
+    def close(self) -> int:
+        """Ctrl-C, or the end of the shell; the exit status of what ran there."""
+        assert self.process.stdin is not None and self.process.stdout is not None
+        self.process.stdin.close()
+        if self.process.poll() is None:
+            self.press_ctrl_c()
+        try:
+            status = self.process.wait(PATIENCE)
+        except subprocess.TimeoutExpired:
+            os.killpg(self.process.pid, signal.SIGKILL)
+            raise
+        finally:
+            self.reader.join(PATIENCE)
+            self.process.stdout.close()
+        return status
+
+
+PREAMBLE = 'python3() { "$PYTHON" "$@"; }'
+END = "--- end of the block ---"
+
+
+class Course:
+    """A reader who works through the README, at most once through each step."""
+
+    def __init__(self, folder: Path) -> None:
+        self.ports = {port: free_port() for port in PORTS}
+        self.state = str(folder / "lesson.db")
+        outer = {name: value for name, value in os.environ.items() if not name.startswith(("MCP", "PYTHON"))}
+        port = self.ports["3000"]
+        self.environment = outer | {"PORT": port, "PYTHON": sys.executable, "MCP": f"http://127.0.0.1:{port}/mcp",
+                                    "LC_ALL": "C.UTF-8", "NO_PROXY": "*"}
+        self.terminals = {"second": Terminal(self.environment)}
+        self.terminals["second"].type(f"{PREAMBLE}; trap : INT")
+        self.done: list[tuple[list[str], dict[str, int]]] = []  # each step's output; how long the terminals were before
+
+    def close(self) -> None:
+        """Ends everything that still runs."""
+        for terminal in self.terminals.values():
+            terminal.press_ctrl_c()
+        for name in list(self.terminals):
+            self.close_terminal(name)
+
+    def close_terminal(self, name: str) -> None:
+        """Ctrl-C in a terminal; a server must then end by itself."""
+        if terminal := self.terminals.pop(name, None):
+            terminal.close()
+
+    def adapted(self, text: str) -> str:
+        """A block as it is run: its ports are free ones, its times are short."""
+        text = "\n".join(self.adapted_output(text)).replace("/tmp/lesson.db", self.state)
+        text = re.sub(r"(?m)^(python3 reference_server\.py.*)$", r"\1 --step-seconds 1", text)
+        text = text.replace("reference_server.py --stdio", "reference_server.py --stdio --step-seconds 1")
+        return re.sub(r"( -m|sleep|--step-seconds|--keep-alive) ([0-9.]+)",
+                      lambda match: f"{match[1]} {float(match[2]) / FASTER:.4f}", text)
+
+    def adapted_output(self, text: str) -> list[str]:
+        """The lines of an output block, with the ports that are used here."""
+        for port, free in self.ports.items():
+            text = re.sub(rf"\b{port}\b", free, text)
+        return text.splitlines()
+
+    def run(self, step: Step) -> list[str]:
+        """What appears in the step's own terminal."""
+        if step.terminal == "second":
+            return self.run_in_second(step)
+        self.close_terminal(step.terminal)
+        terminal = self.terminals[step.terminal] = Terminal(self.environment, self.adapted(step.commands))
+        assert terminal.wait_for("."), f"{step} printed nothing"
+        return terminal.lines
+
+    def run_in_second(self, step: Step) -> list[str]:
+        """All output of a block that ends, by itself or by Ctrl-C."""
+        terminal = self.terminals["second"]
+        start = len(terminal.lines)
+        terminal.type(f"{self.adapted(step.commands)}\necho; echo '{END}'")
+        if "Ctrl-C after the third event" in step.said:
+            assert terminal.wait_for("^data: ", start, 3), terminal.lines[start:]
+            terminal.press_ctrl_c()
+        assert terminal.wait_for(re.escape(END), start), f"{step} did not end: {terminal.lines[start:]}"
+        return terminal.lines[start:terminal.lines.index(END, start)]
+
+    def seen_in_log(self, line: str, marks: dict[str, int]) -> bool:
+        """Whether a line of the log in terminal 1 comes, after what was there before the step."""
+        return self.terminals["first"].wait_for(pattern_of(line), marks.get("first", 0))
+
+
+def free_port() -> str:
+    """A port that is free at the moment."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return str(listener.getsockname()[1])
+
+
+def pattern_of(line: str) -> str:
+    """An expected line as a pattern: `…` is anything, and times and steps are what they happen to be."""
+    text = re.escape(line).replace("…", ".*")
+    text = re.sub(r"(at\\ step\\ )\d+", r"\1\\d+", text)
+    text = re.sub(r"\\#\d+(\\ )+\d+\\\.\d(\\ )ms", r"\\#\\d+ +[\\d.]+ ms", text)
+    return f"^{text}$"
+
+
+def first_missing(expected: list[str], lines: list[str]) -> str | None:
+    """The first expected line that does not come after the ones before it."""
+    rest = iter(lines)
+    for line in expected:
+        if line and line != "…" and not any(re.search(pattern_of(line), one) for one in rest):
+            return line
+    return None
+
+
+def is_log(line: str) -> bool:
+    """Whether a server prints it on stderr."""
+    return line.startswith(("[ref] ", "--> ", "<-- ", "--x "))
+
+
+@pytest.fixture(scope="module")
+def course(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Course]:
+    """One reader for the whole page."""
+    reader = Course(tmp_path_factory.mktemp("course"))
+    yield reader
+    reader.close()
+
+
+RUN = [step for step in STEPS if not step.commands.startswith(("make ", "npx "))]
+
+
+@pytest.mark.skipif(not shutil.which("curl"), reason="the course needs curl")
+@pytest.mark.parametrize("number", range(len(RUN)), ids=[str(step) for step in RUN])
+def test_each_command_block_prints_what_the_readme_says(course: Course, number: int) -> None:
+    """Choice: a course whose commands do not work teaches the wrong thing. A step needs the ones before it."""
+    while len(course.done) <= number:
+        marks = {name: len(terminal.lines) for name, terminal in course.terminals.items()}
+        step = RUN[len(course.done)]
+        if step.terminal != "second":
+            marks[step.terminal] = 0
+        course.done.append((course.run(step), marks))
+    lines, marks = course.done[number]
+    own, *others = [course.adapted_output(block) for block in RUN[number].expected] or [[]]
+    assert not (line := first_missing([line for line in own if not is_log(line)], lines)), (line, lines)
+    for block in others:
+        third = course.terminals["third"]
+        for line in (line for line in block if line and not is_log(line)):
+            assert third.wait_for(pattern_of(line)), (line, third.lines)
+        third.press_ctrl_c()
+    for line in (line for block in [own, *others] for line in block if is_log(line)):
+        assert not first_missing([line], lines) or course.seen_in_log(line, marks), line
+
+
+@pytest.mark.parametrize("step", [step for step in STEPS if step not in RUN], ids=str)
+def test_each_other_block_is_one_command_that_exists(step: Step) -> None:
+    """Choice: what takes long or needs the network is not run here, but it must be there."""
+    words = step.commands.split()
+    assert "\n" not in step.commands
+    if words[0] == "make":
+        assert words[1] in make_targets() and len(words) == 2
+    else:
+        assert words[:2] == ["npx", "@modelcontextprotocol/inspector@2.12.0"]
+        assert "http://127.0.0.1:3000/mcp" in words and words[-1] in ("modern", "tools/list")
+
+
+def expected_after(command: str) -> list[str]:
+    """The output lines that the README gives for a command."""
+    return next(step for step in STEPS if step.commands == command).expected[0].splitlines()
+
+
+def test_the_table_of_the_spoof_is_what_the_spoof_prints(capsys: pytest.CaptureFixture[str]) -> None:
+    """Choice: figures in the README come from a run."""
+    spoof.show()
+    assert capsys.readouterr().out.splitlines() == expected_after("make spoof")
+
+
+def test_the_table_of_three_ways_has_the_words_of_the_program() -> None:
+    """Choice: its figures vary by a step; that it prints what it should is shown where it is tested."""
+    source = (ROOT / "tests/lessons/three_ways.py").read_text(encoding="utf-8")
+    words = [fragment for line in expected_after("make three-ways") for fragment in re.split(r" {2,}| ?\d+ ?", line)]
+    assert len(words) > 20
+    assert not [one for one in words if len(one) > 3 and one not in source]
+
+
+# --------------------------------------------------------------------------------------------- what it says of the code
+
+
+def names_in(path: str) -> dict[str, int]:
+    """The functions, classes and constants of a file, `Class.method` for methods, with their lines."""
+    names: dict[str, int] = {}
+
+    def collect(body: list[ast.stmt], prefix: str) -> None:
+        for node in body:
+            if isinstance(node, ast.FunctionDef | ast.ClassDef):
+                names[prefix + node.name] = node.lineno
+                collect(node.body, f"{prefix}{node.name}." if isinstance(node, ast.ClassDef) else prefix)
+            elif isinstance(node, ast.Assign | ast.AnnAssign):
+                for target in node.targets if isinstance(node, ast.Assign) else [node.target]:
+                    for one in target.elts if isinstance(target, ast.Tuple) else [target]:
+                        if isinstance(one, ast.Name):
+                            names[prefix + one.id] = node.end_lineno or node.lineno
+
+    collect(ast.parse((ROOT / path).read_text(encoding="utf-8")).body, "")
+    return names
+
+
+HEADINGS = json.loads((ROOT / "tests/spec_headings.json").read_text(encoding="utf-8"))
+MODULES = ("reference_server.py", "headers.py", "sse.py")
+LESSONS = sorted(str(path.relative_to(ROOT)) for path in (ROOT / "tests/lessons").glob("*.py"))
+NAMES = {path: names_in(path) for path in (*MODULES, *LESSONS)}
+ALL_NAMES = {name for names in NAMES.values() for name in names}
+
+
+def section(title: str) -> str:
+    """The text under a heading."""
+    return re.split(r"(?m)^## ", README.partition(f"## {title}\n")[2])[0]
+
+
+def rows_in(title: str) -> list[list[str]]:
+    """The cells of the table under a heading, without its head."""
+    lines = [line for line in section(title).splitlines() if line.startswith("|")][2:]
+    return [[cell.strip() for cell in line.strip("|").split(" | ")] for line in lines]
+
+
+def make_targets() -> set[str]:
+    """What `make` can be asked for."""
+    return set(re.findall(r"(?m)^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8")))
+
+
+def test_it_says_what_it_is_and_runs_in_fifteen_lines() -> None:
+    """Choice: a newcomer decides on the first screen."""
+    first = "\n".join(README.splitlines()[:15])
+    assert first.startswith("# ") and "2026-07-28" in first and "```sh\npython3 reference_server.py\n```" in first
+
+
+def test_every_function_that_it_tells_to_read_exists() -> None:
+    """Choice: a name in the README is a promise."""
+    told = [*re.findall(r"(?ms)^Read[: ].*?(?=\n\n)", README), section("The order in which to read the source")]
+    names = [name for text in told for name in re.findall(r"`([A-Za-z_.]+)`", text)]
+    names = [name for name in names if not name.endswith((".py", ".sh"))]
+    assert len(names) > 40 and not [name for name in names if name not in ALL_NAMES]
+
+
+@pytest.mark.parametrize("row", rows_in("The map"), ids=lambda row: row[0])
+def test_the_map_leads_to_functions_and_tests_that_exist(row: list[str]) -> None:
+    """Choice: the map is how a reader gets from a rule to its code and to its proof."""
+    rule, function, test = row
+    page, _, heading = rule.replace("`", "").partition(" › ")
+    assert heading in HEADINGS[page]
+    assert function.strip("`") in ALL_NAMES
+    file, name = re.findall(r"`([^`]+)`", test)
+    assert name in names_in(f"tests/{file}")
+
+
+def test_the_map_has_each_section_once() -> None:
+    """Choice: one row for a section, so that a reader finds it."""
+    assert not [rule for rule, count in Counter(row[0] for row in rows_in("The map")).items() if count > 1]
+
+
+def owners_of_choices(path: str) -> list[str]:
+    """For each `choice:` in a file the innermost function it stands in, or the constant at or after it."""
+    source = (ROOT / path).read_text(encoding="utf-8")
+    functions = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.FunctionDef)]
+    names = {line: name for name, line in NAMES[path].items()}
+    owners = []
+    for number, line in enumerate(source.splitlines(), 1):
+        if re.search(r"(# |; |^    )choice: ", line):
+            around = [node for node in functions if node.lineno <= number <= (node.end_lineno or 0)]
+            innermost = max((node.lineno for node in around if node.lineno in names), default=0)
+            owners.append(names[innermost or min(line for line in names if line >= number)])
+    return owners
+
+
+def test_it_lists_every_choice_of_the_code_and_no_other() -> None:
+    """Choice: what no text decides is a reader's to know."""
+    listed = [tuple(re.findall(r"`([^`]+)`", row[0])) for row in rows_in("The choices")]
+    made = [(name, path) for path in (*MODULES, *LESSONS) for name in owners_of_choices(path)]
+    assert Counter(listed) == Counter(made)
+
+
+def test_it_explains_every_option_of_the_command_line_and_no_other() -> None:
+    """Choice: the table of options is the one that --help prints."""
+    help_text = subprocess.run([sys.executable, "reference_server.py", "--help"], cwd=ROOT, capture_output=True,
+                               text=True, timeout=PATIENCE, check=True).stdout
+    options = set(re.findall(r"(?m)^  (--[a-z-]+)", help_text))
+    assert [row[0].strip("`") for row in rows_in("Limits and options")] == [
+        *dict.fromkeys(row[0].strip("`") for row in rows_in("Limits and options"))]
+    assert {row[0].strip("`") for row in rows_in("Limits and options")} == options
+
+
+def test_the_limits_that_it_names_exist() -> None:
+    """Choice: a constant in the README can be looked up."""
+    names = re.findall(r"`([A-Z][A-Z_]+)`", section("Limits and options"))
+    assert len(names) > 4 and not [name for name in names if name not in ALL_NAMES]
+
+
+def test_its_links_and_targets_lead_somewhere() -> None:
+    """Choice: a dead link stops a reader."""
+    links = re.findall(r"\]\(([^)]+)\)", README)
+    assert links and not [link for link in links if not (ROOT / link).exists()]
+    assert not set(re.findall(r"`make ([a-z-]+)`", README)) - make_targets()
+    assert make_targets() >= {"spoof", "three-ways"}
+
+
+def test_the_statuses_are_the_rungs_that_the_code_numbers() -> None:
+    """Choice: the order of the checks is part of the contract."""
+    assert [row[0] for row in rows_in("The statuses")] == [str(number) for number in range(1, 19)]
