@@ -119,7 +119,7 @@ def _single_value(fields: Fields, header: str) -> str:
     if not values:
         raise HeaderMismatch(f"{header} header is missing")
     # choice: repeats pass when all are equal, because then no two readers can disagree
-    if len(set(values)) > 1:
+    if len(values) > 1 and len(set(values)) > 1:
         raise HeaderMismatch(f"{header} header is repeated with other values: {_shown(', '.join(values))}")
     if not VALUE.fullmatch(values[0]):
         raise HeaderMismatch(f"{header} header value {_shown(values[0])} contains invalid characters")

@@ -84,8 +84,8 @@ PARSE_ERROR, INVALID_REQUEST, METHOD_NOT_FOUND, INVALID_PARAMS, INTERNAL_ERROR =
 HEADER_MISMATCH, MISSING_CAPABILITY, UNSUPPORTED_VERSION = -32020, -32021, -32022
 
 # choice: 200 for what the method itself finds wrong, because the request as such was understood and served.
-STATUS_OF_CODE = {PARSE_ERROR: 400, INVALID_REQUEST: 400, METHOD_NOT_FOUND: 404, INVALID_PARAMS: 200,
-                  INTERNAL_ERROR: 200, HEADER_MISMATCH: 400, MISSING_CAPABILITY: 400, UNSUPPORTED_VERSION: 400}
+STATUS_OF_CODE = {PARSE_ERROR: 400, INVALID_REQUEST: 400, METHOD_NOT_FOUND: 404, HEADER_MISMATCH: 400,
+                  MISSING_CAPABILITY: 400, UNSUPPORTED_VERSION: 400}
 REASONS = {status.value: status.phrase for status in HTTPStatus}
 
 MAX_MESSAGE = 1 << 20  # octets of one message, over HTTP and stdio
@@ -104,7 +104,7 @@ class Rejection(Exception):
                  message_id: str | int | None = None) -> None:
         super().__init__(message)
         self.code, self.message, self.data, self.fields = code, message, data, fields
-        self.status = status or STATUS_OF_CODE[code or INTERNAL_ERROR]
+        self.status = status or STATUS_OF_CODE.get(code or 0, 200)
         self.id = message_id  # when the message is rejected before it is known to be a request
 
     def error(self) -> Json:
@@ -183,7 +183,9 @@ class Endpoint(BaseHTTPRequestHandler, Channel):
         self.streaming, self.last_write = False, time.monotonic()
         try:
             self.command, target, self.request_version, self.fields = parse_head(self.read_head())
-            self.path = re.sub(r"^https?://[^/?#]*", "", target).partition("?")[0]  # rfc9112 §3.2.2: absolute-form too
+            if not target.startswith("/"):
+                target = re.sub(r"^https?://[^/?#]*", "", target)  # rfc9112 §3.2.2: MUST accept absolute-form
+            self.path = target.partition("?")[0]
             options = {one.strip().lower() for line in self.fields.get("connection", ()) for one in line.split(",")}
             self.close_connection = self.request_version == "HTTP/1.0" or "close" in options
             (self.do_POST if self.command == "POST" else self.do_other)()
@@ -240,7 +242,8 @@ class Endpoint(BaseHTTPRequestHandler, Channel):
                 del self.received[:2]
             if (end := self.received.find(b"\r\n\r\n")) >= 0:
                 break
-            headers.check_head_so_far(self.received)
+            if self.received:
+                headers.check_head_so_far(self.received)
             self.receive(deadline)
             if not self.started:
                 self.started, deadline = True, time.monotonic() + self.server.request_timeout
@@ -317,13 +320,16 @@ class Endpoint(BaseHTTPRequestHandler, Channel):
     def check_origin(self) -> None:
         """Rejects what a web page could send here by way of its visitor's browser."""
         # spec: Streamable HTTP › Security & Endpoint: MUST validate Origin, and MUST answer 403 if it is invalid
-        origin = self.fields.get("origin")
-        if origin and not headers.origin_allowed(", ".join(origin), self.server.allow_origins):
+        if "origin" in self.fields and not self.origin_allowed():
             raise Rejection(None, "This Origin is not allowed here (see --allow-origin)", status=403)
         # choice: Host must be an address, localhost or an allowed origin's host, because DNS rebinding needs a name.
         host = headers.host_name(self.fields)
         if host is not None and not headers.host_allowed(host, self.server.allow_hosts):
             raise Rejection(None, "This Host is not served here (see --allow-origin)", status=403)
+
+    def origin_allowed(self) -> bool:
+        """Whether the Origin that a browser sent is this machine's or one of --allow-origin."""
+        return headers.origin_allowed(", ".join(self.fields["origin"]), self.server.allow_origins)
 
     # writing
 
@@ -347,7 +353,7 @@ class Endpoint(BaseHTTPRequestHandler, Channel):
 
     def head(self, status: int, fields: str) -> bytes:
         """Status line and field lines, all built here; the one value that is echoed, Origin, has been checked."""
-        cors = cors_lines(self.fields) if status != 403 else ""
+        cors = cors_lines(self.fields) if "origin" in self.fields and self.origin_allowed() else ""
         close = "Connection: close\r\n" if self.close_connection else ""
         return (f"HTTP/1.1 {status} {REASONS[status]}\r\nServer: mcp-reference-server\r\n"
                 f"Date: {http_date(int(time.time()))}\r\n{cors}{close}{fields}\r\n").encode("latin-1")
@@ -492,8 +498,6 @@ def http_date(now: int) -> str:
 
 def cors_lines(fields: Fields) -> str:
     """The field lines that let an allowed page read the answer."""
-    if "origin" not in fields:
-        return ""
     return (f"Access-Control-Allow-Origin: {fields['origin'][0]}\r\nVary: Origin\r\n"
             "Access-Control-Expose-Headers: Retry-After, WWW-Authenticate\r\n")
 
@@ -515,7 +519,7 @@ def parse_message(octets: bytes) -> Json:
         raise Rejection(PARSE_ERROR, f"This is no JSON text: {broken}") from None
     # spec: Overview › Requests: MUST include a string or integer ID; the ID MUST NOT be null
     readable = isinstance(message, dict) and type(message.get("id")) in (str, int)
-    problem = find_problem(message, MESSAGE)
+    problem = check_shape(message)
     if not problem and "id" in message and not readable:
         problem = ".id must be a string or an integer"
     # spec: Streamable HTTP › Sending Messages: the client MUST NOT send JSON-RPC responses
@@ -908,7 +912,7 @@ def takes(optional: Json | None = None, /, **required: Json) -> Json:
 
 
 def check_schema(schema: Any) -> None:
-    """ValueError for a schema with keywords that `find_problem` does not check."""
+    """ValueError for a schema with keywords that `compile_schema` does not know."""
     if unknown := set(schema) - KEYWORDS:
         raise ValueError(f"not checked here: {', '.join(sorted(unknown))} (see checks_own_arguments)")
     inner = [*schema.get("properties", {}).values(), schema.get("items"), schema.get("additionalProperties")]
@@ -916,45 +920,57 @@ def check_schema(schema: Any) -> None:
         check_schema(one)
 
 
-def find_problem(value: Any, schema: Json) -> str | None:
-    """The first way in which a JSON value breaks a schema, to be put behind its name: ".month is required"."""
-    if (kind := schema.get("type")) is not None and not has_type(value, kind):
-        return f" must be of type {kind if isinstance(kind, str) else ' or '.join(kind)}"
-    if "enum" in schema and not (value in schema["enum"] and type(value) in map(type, schema["enum"])):
-        return f" must be one of {json.dumps(schema['enum'])[1:-1]}"
-    if type(value) is dict:
-        for name in schema.get("required", ()):
-            if name not in value:
-                return f".{name} is required"
-        properties, others = schema.get("properties", {}), schema.get("additionalProperties", {})
-        for name, inner in value.items():
-            its_schema = properties.get(name, others)
-            if its_schema is False:
-                return f".{name[:100]} is not known here"
-            if its_schema and (problem := find_problem(inner, its_schema)):
-                return f".{name[:100]}{problem}"
-    elif type(value) is list and "items" in schema:
-        for index, inner in enumerate(value):
-            if problem := find_problem(inner, schema["items"]):
-                return f"[{index}]{problem}"
-    return None
+Check = Callable[[Any], str | None]
 
 
-def has_type(value: Any, kind: str | list[str]) -> bool:
-    """Whether a JSON value has this type, or one of these."""
-    if isinstance(kind, list):
-        return any(has_type(value, one) for one in kind)
-    # bool is an int to Python and no number to JSON; 42.0 is an integer to JSON Schema
-    return type(value) in TYPES[kind] or (kind == "integer" and type(value) is float and value.is_integer())
+def compile_schema(schema: Json) -> Check:
+    """A function that finds the first way in which a JSON value breaks the schema, None if it breaks none.
+
+    What it says is to be put behind the value's name: ".month is required", " must be of type string".
+    """
+    kind = schema.get("type", [])
+    kinds = [kind] if isinstance(kind, str) else kind
+    types = [one for name in kinds for one in TYPES[name]]  # bool is an int to Python and no number to JSON
+    enum, required = schema.get("enum"), schema.get("required", ())
+    properties = {name: compile_schema(inner) for name, inner in schema.get("properties", {}).items()}
+    others = compile_schema(schema["additionalProperties"]) if schema.get("additionalProperties") else None
+    items = compile_schema(schema["items"]) if "items" in schema else None
+    closed = schema.get("additionalProperties") is False
+
+    def check(value: Any) -> str | None:
+        if types and type(value) not in types and not ("integer" in kinds and is_integral(value)):
+            return f" must be of type {' or '.join(kinds)}"
+        if enum is not None and not (value in enum and type(value) in map(type, enum)):
+            return f" must be one of {json.dumps(enum)[1:-1]}"
+        if type(value) is dict:
+            for name in required:
+                if name not in value:
+                    return f".{name} is required"
+            for name, inner in value.items():
+                if (check_inner := properties.get(name, others)) and (problem := check_inner(inner)):
+                    return f".{name[:100]}{problem}"
+                if closed and name not in properties:
+                    return f".{name[:100]} is not known here"
+        elif type(value) is list and items:
+            return next((f"[{index}]{problem}" for index, one in enumerate(value) if (problem := items(one))), None)
+        return None
+
+    return check
+
+
+def is_integral(value: Any) -> bool:
+    """42.0 is an integer to JSON Schema."""
+    return type(value) is float and value.is_integer()
 
 
 TOKEN: Json = {"type": ["string", "integer"]}
 TEXTS: Json = {"type": "object", "additionalProperties": TEXT}
 TEXT_LIST: Json = {"type": "array", "items": TEXT}
 OBJECTS: Json = {"type": "object", "additionalProperties": OBJECT}
-MESSAGE = takes({"params": OBJECT}, jsonrpc={"enum": ["2.0"]}, method=TEXT)
-METADATA = takes({META + "clientInfo": takes(name=TEXT, version=TEXT), META + "logLevel": {"enum": list(LOG_LEVELS)},
-                  "progressToken": TOKEN}, **{META + "protocolVersion": TEXT, META + "clientCapabilities": OBJECTS})
+check_shape = compile_schema(takes({"params": OBJECT}, jsonrpc={"enum": ["2.0"]}, method=TEXT))
+check_metadata = compile_schema(takes(
+    {META + "clientInfo": takes(name=TEXT, version=TEXT), META + "logLevel": {"enum": list(LOG_LEVELS)},
+     "progressToken": TOKEN}, **{META + "protocolVersion": TEXT, META + "clientCapabilities": OBJECTS}))
 # choice: null counts as absent in what a client merely echoes, because client libraries send it so.
 ECHOED: Json = {"inputResponses": OBJECTS | {"type": ["object", "null"]}, "requestState": {"type": ["string", "null"]}}
 PARAMS: dict[str, Json] = {
@@ -970,6 +986,8 @@ PARAMS: dict[str, Json] = {
     "tasks/update": takes(taskId=TEXT, inputResponses=OBJECT),
     "tasks/cancel": takes(taskId=TEXT),
 }
+check_params = {method: compile_schema(schema) for method, schema in PARAMS.items()}
+MAY_ASK = ("tools/call", "prompts/get", "resources/read")  # spec: Multi Round-Trip Requests › Supported Requests
 
 
 # ------------------------------------------------------------------------------------------ the registry and dispatch
@@ -981,7 +999,8 @@ class Tool(NamedTuple):
     definition: Json
     function: Callable[[Json, Request], str | Json]
     mirrored: list[headers.MirroredParameter]
-    checked: bool  # the server checks its arguments and its structured content
+    check_arguments: Check
+    check_output: Check
     switchable: bool  # it can be listed and unlisted while the server runs
 
 
@@ -1036,16 +1055,17 @@ class Server:
              checks_own_arguments: bool = False) -> Callable[[Function], Function]:
         """Registers `function(arguments, request) -> text or result`. ValueError for a schema that breaks the rules."""
         mirrored = headers.mirrored_parameters(input_schema)
-        if not checks_own_arguments:
-            check_schema(input_schema)
-            check_schema(output_schema or {})
+        checked = [{}, {}] if checks_own_arguments else [input_schema, output_schema or {}]
+        for schema in checked:
+            check_schema(schema)
         definition = present(name=name, title=title, description=description, inputSchema=input_schema,
                              outputSchema=output_schema, annotations=annotations)
         if not listed:
             self.store.execute("INSERT OR IGNORE INTO settings VALUES (?, 'no')", f"listed {name}")
 
         def register(function: Function) -> Function:
-            self.tools[name] = Tool(definition, function, mirrored, not checks_own_arguments, not listed)
+            check_arguments, check_output = map(compile_schema, checked)
+            self.tools[name] = Tool(definition, function, mirrored, check_arguments, check_output, not listed)
             return function
 
         return register
@@ -1158,7 +1178,7 @@ class Server:
         if fields is not None:
             header_version = headers.check_method_header(fields, method)  # 11
         # spec: Overview › _meta: a request missing any required field MUST be rejected with -32602, on HTTP with 400
-        if problem := find_problem(params.get("_meta"), METADATA):  # 12
+        if problem := check_metadata(params.get("_meta")):  # 12
             raise Rejection(INVALID_PARAMS, f"params._meta{problem}", status=400)
         version = params["_meta"][META + "protocolVersion"]
         if fields is not None:
@@ -1178,9 +1198,9 @@ class Server:
             request.require(NEEDS_TASKS)
         if fields is not None and method == "tools/call" and (tool := self.tools.get(params["name"])):
             headers.check_parameter_headers(fields, params.get("arguments", {}), tool.mirrored)
-        if method in PARAMS and "requestState" in PARAMS[method]["properties"]:
+        if method in MAY_ASK:
             request.state = self.unseal(request, params.get("requestState"))
-        if problem := find_problem(params, PARAMS.get(method, OBJECT)):
+        if method in check_params and (problem := check_params[method](params)):
             raise Rejection(INVALID_PARAMS, f"params{problem}")
         request.responses = params.get("inputResponses") or {}
         return request
@@ -1241,7 +1261,7 @@ class Server:
         if tool is None or not self.is_listed(tool):
             raise Rejection(INVALID_PARAMS, f"Unknown tool: {request.params['name'][:100]}")
         arguments = request.params.get("arguments", {})
-        if tool.checked and (problem := find_problem(arguments, tool.definition["inputSchema"])):
+        if problem := tool.check_arguments(arguments):
             return text_result(f"arguments{problem}") | {"isError": True}
         try:
             return run_tool(tool, arguments, request)
@@ -1389,9 +1409,9 @@ def run_tool(tool: Tool, arguments: Json, request: Request) -> Json:
     if isinstance(result, str):
         return text_result(result)
     if "structuredContent" in result:
-        structured, schema = result["structuredContent"], tool.definition.get("outputSchema")
+        structured = result["structuredContent"]
         # spec: Tools › Output Schema: MUST provide structured results that conform to this schema
-        if schema and tool.checked and (problem := find_problem(structured, schema)):
+        if problem := tool.check_output(structured):
             raise ValueError(f"structuredContent{problem}")
         # spec: Tools › Structured Content: SHOULD also return the serialized JSON in a TextContent block
         return text_result(json.dumps(structured, ensure_ascii=False)) | result
@@ -1649,15 +1669,16 @@ class Store:
             self.db.execute("BEGIN IMMEDIATE")
             try:
                 yield
-            except BaseException:
-                self.db.execute("ROLLBACK")
-                raise
-            self.db.execute("COMMIT")
+                self.db.execute("COMMIT")
+            finally:
+                if self.db.in_transaction:
+                    self.db.execute("ROLLBACK")
 
     def execute(self, statement: str, *values: Any) -> list[sqlite3.Row]:
         """One statement, committed when this returns; its rows."""
-        with self.lock:
+        with self.lock, contextlib.suppress(UnicodeEncodeError):  # a lone surrogate is in no row
             return self.db.execute(statement, values).fetchall()
+        return []
 
     def new_handle(self, kind: str, user: str, value: Any) -> str:
         """Keeps a value under a new name that nobody can guess, for this user alone."""
@@ -1784,20 +1805,20 @@ class Tasks:
             rejection = rejection_for(problem)
             # spec: Tasks Extension › Task Execution Errors: failed is for JSON-RPC errors only
             outcome = {"error": rejection.error()}
-            with contextlib.suppress(Cancelled):
+            with contextlib.suppress(Cancelled), state_trouble_logged():
                 request.record(status="failed", message=rejection.message, outcome=json.dumps(outcome))
         finally:
             self.running.pop(str(request.id), None)
 
     def find(self, task_id: str, user: str | None = None) -> Any:
         """A task's row, or None if there is none, or not for this user; an orphan is adopted on the way."""
+        rows = self.store.execute("SELECT * FROM tasks WHERE id = ? AND coalesce(?, user) = user", task_id, user)
         now = time.time()
-        if task_id not in self.running:
+        if rows and rows[0]["lease"] < now and task_id not in self.running:
             for row in self.store.execute(
                     f"UPDATE tasks SET owner = ?, lease = ? WHERE id = ? AND lease < ? AND {ACTIVE} RETURNING *",
                     secrets.token_hex(8), now + LEASE_SECONDS, task_id, now):
                 self.start(row)
-        rows = self.store.execute("SELECT * FROM tasks WHERE id = ? AND coalesce(?, user) = user", task_id, user)
         return rows[0] if rows else None
 
     def find_for(self, request: Request) -> Any:
@@ -1853,7 +1874,7 @@ class Tasks:
         held = self.store.execute(f"UPDATE tasks SET lease = ? WHERE {mine} RETURNING owner", now + LEASE_SECONDS,
                                   json.dumps(list(owners))) if owners else []
         for owner in owners.keys() - {row["owner"] for row in held}:
-            owners[owner].cancel(reasons.get(str(owners[owner].id), "tasks/cancel"))
+            owners[owner].cancel(reasons.get(str(owners[owner].id), "no longer this worker's"))
 
     def adopt_all(self) -> None:
         """At start-up: takes up what a dead instance has left."""
@@ -1868,12 +1889,12 @@ class Tasks:
 
 
 def check_answer(key: str, asked: Json, answer: Any) -> None:
-    """-32602 for an answer that is not what the input request asked for."""
-    problem = find_problem(answer, OBJECT)
+    """Rejection for an answer that is not what the input request asked for."""
+    problem = compile_schema(OBJECT)(answer)
     if asked["method"] == "elicitation/create" and not problem:
         check_elicitation(key, answer)
         if answer["action"] == "accept" and (schema := asked["params"].get("requestedSchema")):
-            problem = find_problem({"content": answer.get("content") or {}}, takes(content=schema))
+            problem = compile_schema(takes(content=schema))({"content": answer.get("content") or {}})
     if problem:
         raise Rejection(INVALID_PARAMS, f"inputResponses.{key}{problem}")
 
@@ -2142,6 +2163,8 @@ class StdioTransport:
             self.mcp.stopped.wait(0.01)
         for channel in list(self.channels.values()):
             channel.cancel("end of input")
+        if self.lock.acquire(timeout=max(0.0, deadline - time.monotonic())):  # the last answer is out
+            self.lock.release()
         self.mcp.stop()
 
     def read(self) -> None:
@@ -2185,26 +2208,29 @@ class StdioTransport:
 
     def answer(self, message: Json, key: tuple[type, Any]) -> None:
         """A stdio worker: one request."""
-        with contextlib.suppress(Cancelled):
-            answer = self.mcp.respond(message, self.channels[key], self.user)
-            self.send(answer.body, self.channels[key])
+        channel = self.channels[key]
+        try:
+            lines = self.mcp.respond(message, channel, self.user).body
             if message["method"] == "subscriptions/listen" and self.mcp.subscriptions.ending:
                 # spec: Cancellation › Cancellation: MUST send notifications/cancelled when it tears down a subscription
                 # choice: after the result, because client libraries believe the first of the two; not over HTTP,
                 # because the schema has it on stdio only, and the end of the stream says the same.
                 note = {"jsonrpc": "2.0", "method": "notifications/cancelled", "params": {"requestId": message["id"]}}
-                self.send(sse.encode_json(note), self.channels[key])
-        del self.channels[key]
+                lines += b"\n" + sse.encode_json(note)
+            self.send(lines, channel, key)
+        except Cancelled:
+            self.channels.pop(key, None)
 
-    def send(self, body: bytes, channel: StdioChannel | None = None) -> None:
-        """One whole line, unless its request has been cancelled."""
+    def send(self, lines: bytes, channel: StdioChannel | None = None, answered: Any = None) -> None:
+        """Whole lines, unless their request has been cancelled. The id that they answer is free before they go out."""
         with self.lock:
             if channel and channel.gone:
                 raise Cancelled(channel.gone)
-            line = memoryview(body + b"\n")
+            self.channels.pop(answered, None)
+            rest = memoryview(lines + b"\n")
             try:
-                while line:
-                    line = line[os.write(self.sink, line) :]
+                while rest:
+                    rest = rest[os.write(self.sink, rest) :]
             except OSError:  # nobody reads any more
                 self.over.set()
                 for other in list(self.channels.values()):

@@ -236,9 +236,12 @@ def test_b036_binding_looks_up_no_name(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_b038_a_port_can_be_taken_again_at_once_but_not_twice() -> None:
     """Choice: a restart works at once; a second server on the same port ends with one line and a status of 1."""
-    with running(CasesServer()) as run, run.connect() as client:
-        assert client.call("tools/list").status == 200
-        port = run.port
+    with contextlib.ExitStack() as stack:
+        with running(CasesServer()) as run:
+            port = run.port
+            client = stack.enter_context(run.connect())
+            assert client.call("tools/list").status == 200
+        assert client.ended(), "the server closes first, so its port is the one that TCP remembers"
     with running(CasesServer(), port=port) as again:
         assert again.call("tools/list").status == 200
         command = [sys.executable, str(HERE.parent / "reference_server.py"), "--port", str(port)]
@@ -340,12 +343,12 @@ def test_b119_a_client_that_waits_for_100_continue_gets_it_before_its_body(run: 
 def test_b121_a_request_that_never_ends_is_given_up_while_others_are_served(
         run: Running, monkeypatch: pytest.MonkeyPatch, sent: bytes, dribbles: bool) -> None:
     """RFC 9110 §15.5.9: 408 and a close after the time limit, which is one for the whole head or body."""
-    monkeypatch.setattr(run.http, "request_timeout", 0.1)
+    monkeypatch.setattr(run.http, "request_timeout", 0.03)
     with run.connect() as client:
         client.send(sent)
         assert [run.call("tools/list").status for _ in range(20)] == [200] * 20
         for octet in b"x" * 1000 * dribbles:
-            if select.select([client.socket], [], [], 0.01)[0]:
+            if select.select([client.socket], [], [], 0.0005)[0]:
                 break
             client.send(bytes([octet]))
         reply = client.reply()

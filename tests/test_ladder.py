@@ -293,6 +293,7 @@ ROWS = [
     Row(9, "a response", body(b'{"jsonrpc": "2.0", "id": 7, "result": {}}'), 400, -32600, 7),
     Row(9, "an error response", body(b'{"jsonrpc": "2.0", "id": 7, "error": {}}'), 400, -32600, 7),
     Row(9, "a request with a result", member(result={}), 400, -32600, 7),
+    Row(9, "a request with an error", member(error={}), 400, -32600, 7),
     *[Row(9, f"jsonrpc {value!r}", member(jsonrpc=value), 400, -32600, 7) for value in ("1.0", 2.0, None, ["2.0"])],
     *[Row(9, f"id {value!r}", member(id=value), 400, -32600) for value in (None, 1.5, 1.0, True, [], {})],
     *[Row(9, f"method {value!r}", member(method=value), 400, -32600, 7) for value in (None, 1, ["tools/call"])],

@@ -5,7 +5,7 @@ import json
 import pytest
 from support import alive, call_tool, respond
 
-from reference_server import TEXT, Rejection, Server, ToolError, check_schema, demo_server, find_problem, takes
+from reference_server import TEXT, Rejection, Server, ToolError, check_schema, compile_schema, demo_server, takes
 
 NUMBER, INTEGER, BOOLEAN = {"type": "number"}, {"type": "integer"}, {"type": "boolean"}
 
@@ -139,7 +139,7 @@ CHECKS = [
 @pytest.mark.parametrize(("schema", "value", "problem"), CHECKS)
 def test_the_checker_finds_the_first_problem_and_names_its_place(schema, value, problem):
     """MUST (Tools › Security Considerations): validate all tool inputs; a boolean is no integer, 42.0 is one."""
-    assert find_problem(value, schema) == problem
+    assert compile_schema(schema)(value) == problem
 
 
 @pytest.mark.parametrize(
@@ -357,6 +357,6 @@ def test_every_demo_tool_with_structured_content_declares_its_schema(demo):
         schema = tool.definition.get("outputSchema")
         assert ("structuredContent" in result) is (schema is not None), name
         if schema:
-            assert find_problem(result["structuredContent"], schema) is None, name
+            assert compile_schema(schema)(result["structuredContent"]) is None, name
             assert result["structuredContent"].keys() == schema["properties"].keys(), name
             assert json.loads(result["content"][0]["text"]) == result["structuredContent"], name

@@ -692,7 +692,7 @@ def test_a_task_that_cannot_be_written_goes_on_later_after_its_last_step(one, cl
 
 @TROUBLES
 def test_a_task_that_fails_while_nothing_can_be_written_is_no_traceback(one, lines, trouble):
-    """Choice: whatever ends the work, trouble with the state is one line; the task is taken up again and fails later."""
+    """Choice: whatever ends the work, trouble with the state is one line, and the task is taken up again."""
 
     @one.tool("fail", "Ends as a failed task.", takes())
     def fail(arguments, request):

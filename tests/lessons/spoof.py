@@ -82,10 +82,10 @@ def try_it(server: Server) -> Row:
     """The three calls against one server, and the count in its store."""
     with behind_a_gateway(server) as port:
         calls = [("search", "search"), ("place_hold", "place_hold"), ("place_hold", "search")]
-        answers = [call(port, tool, header) for tool, header in calls]
+        search, honest, spoofed = [call(port, tool, header) for tool, header in calls]
     holds = server.store.execute("SELECT count(*) AS count FROM handles WHERE kind = 'hold'")[0]["count"]
     server.store.close()
-    return Row(*answers, holds)
+    return Row(search, honest, spoofed, holds)
 
 
 def show(build: Callable[[], Server] = demo_server) -> int:

@@ -123,6 +123,8 @@ class Child:
         numbers = [str(number) for number in job.plan]
         self.process = subprocess.Popen([sys.executable, __file__, "--stdio", *numbers], stdin=subprocess.PIPE,
                                         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, encoding="utf-8")
+        assert self.process.stdin and self.process.stdout and self.process.stderr
+        self.stdin, self.stdout, self.stderr = self.process.stdin, self.process.stdout, self.process.stderr
         self.bound = threading.Timer(PATIENCE, self.process.kill)
         self.reader = threading.Thread(target=self.read_notes, args=(job,))
 
@@ -133,26 +135,26 @@ class Child:
 
     def __exit__(self, *_: object) -> None:
         """Closes both pipes, as a client that dies does, and waits for the process to end."""
-        for pipe in (self.process.stdin, self.process.stdout):
+        for pipe in (self.stdin, self.stdout):
             with suppress(OSError):
                 pipe.close()
         self.process.wait()
         self.bound.cancel()
         self.reader.join()
-        self.process.stderr.close()
+        self.stderr.close()
 
     def read_notes(self, job: Job) -> None:
-        for line in self.process.stderr:
+        for line in self.stderr:
             job.note(line)
 
     def send(self, message: Message) -> None:
         """One message, one line."""
-        self.process.stdin.write(json.dumps(message) + "\n")
-        self.process.stdin.flush()
+        self.stdin.write(json.dumps(message) + "\n")
+        self.stdin.flush()
 
     def messages(self) -> Iterator[Message]:
         """What comes back, a message a line."""
-        return (json.loads(line) for line in self.process.stdout)
+        return (json.loads(line) for line in self.stdout)
 
 
 def over_stdio(job: Job) -> Row:

@@ -16,7 +16,7 @@ from mcp.server.mcpserver import Context
 server = MCPServer("python-sdk")
 
 
-@server.tool()
+@server.tool(structured_output=False)
 def get_weather(location: str) -> str:
     """Made-up weather, as text."""
     return f"14 °C and rainy in {location}."
