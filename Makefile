@@ -36,10 +36,10 @@ interop:        ## the official clients, unmodified; needs npm and the network
 
 .venv/done:
 	$(PYTHON) -m venv .venv
-	.venv/bin/pip install --quiet pytest
+	.venv/bin/pip install --quiet "pytest>=9,<10"
 	touch $@
 
 .cache/tools/done:
 	$(PYTHON) -m venv .cache/tools
-	.cache/tools/bin/pip install --quiet ruff mypy
+	.cache/tools/bin/pip install --quiet ruff==0.17.6 mypy==2.4.1
 	touch $@

@@ -174,7 +174,6 @@ class Endpoint(BaseHTTPRequestHandler, Channel):
         self.connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, True)
         self.received = bytearray()  # octets read from the socket and not used yet
         self.crowded = len(self.server.connections) > self.server.max_connections
-        self.unread = False  # an answer was sent although octets of the request are still to come
 
     def handle_one_request(self) -> None:
         """Reads one head and answers it. What breaks HTTP's framing is answered, and ends the connection."""
@@ -288,7 +287,7 @@ class Endpoint(BaseHTTPRequestHandler, Channel):
         try:
             self.check_head()
         except Rejection:
-            self.close_connection = self.unread = True  # the client may or may not send the body now
+            self.close_connection = True  # the client may or may not send the body now
             raise
         if not self.received:
             self.send(b"HTTP/1.1 100 Continue\r\n\r\n")
@@ -380,7 +379,7 @@ class Endpoint(BaseHTTPRequestHandler, Channel):
 
     def send_last(self, rejection: Rejection) -> None:
         """The last answer on a connection whose next request cannot be found; none if none has begun."""
-        self.close_connection = self.unread = True
+        self.close_connection = True
         if self.started:
             self.send_rejection(rejection)
 
@@ -426,14 +425,13 @@ class Endpoint(BaseHTTPRequestHandler, Channel):
         self.server.watcher.forget(self.connection)
 
     def finish(self) -> None:
-        """Ends the connection so that its last answer is read: closing over unread octets would reset it."""
-        with contextlib.suppress(OSError):
+        """Lets the client read the last answer before the close, which over unread octets would be a reset."""
+        with contextlib.suppress(OSError, Cancelled):
             self.connection.shutdown(socket.SHUT_WR)
             deadline = time.monotonic() + 1
-            while self.unread and time.monotonic() < deadline:
-                self.connection.settimeout(1)
-                if not self.connection.recv(65536):
-                    break
+            while True:
+                self.received.clear()
+                self.receive(deadline)
 
 
 class WiredEndpoint(Endpoint):
@@ -1705,7 +1703,8 @@ class Store:
 
 # --------------------------------------------------------------------------------------------------------- tasks
 
-ACTIVE = "status IN ('working', 'input_required')"
+UNFINISHED = ("working", "input_required")
+ACTIVE = f"status IN {UNFINISHED}"
 
 
 class TaskRequest(Request):
@@ -1813,13 +1812,18 @@ class Tasks:
     def find(self, task_id: str, user: str | None = None) -> Any:
         """A task's row, or None if there is none, or not for this user; an orphan is adopted on the way."""
         rows = self.store.execute("SELECT * FROM tasks WHERE id = ? AND coalesce(?, user) = user", task_id, user)
-        now = time.time()
-        if rows and rows[0]["lease"] < now and task_id not in self.running:
-            for row in self.store.execute(
-                    f"UPDATE tasks SET owner = ?, lease = ? WHERE id = ? AND lease < ? AND {ACTIVE} RETURNING *",
-                    secrets.token_hex(8), now + LEASE_SECONDS, task_id, now):
-                self.start(row)
+        if rows:
+            self.adopt(rows[0])
         return rows[0] if rows else None
+
+    def adopt(self, row: Any) -> None:
+        """Takes up an unfinished task whose worker has shown no sign of life; of all who try, one succeeds."""
+        now = time.time()
+        if row["status"] in UNFINISHED and row["lease"] < now and row["id"] not in self.running:
+            for orphan in self.store.execute(
+                    f"UPDATE tasks SET owner = ?, lease = ? WHERE id = ? AND lease < ? AND {ACTIVE} RETURNING *",
+                    secrets.token_hex(8), now + LEASE_SECONDS, row["id"], now):
+                self.start(orphan)
 
     def find_for(self, request: Request) -> Any:
         """The row that a tasks/* request names."""
@@ -1878,8 +1882,8 @@ class Tasks:
 
     def adopt_all(self) -> None:
         """At start-up: takes up what a dead instance has left."""
-        for row in self.store.execute(f"SELECT id FROM tasks WHERE {ACTIVE}"):
-            self.find(row["id"])
+        for row in self.store.execute(f"SELECT * FROM tasks WHERE {ACTIVE}"):
+            self.adopt(row)
 
     def release(self) -> None:
         """At shutdown: lets go of the leases, so that another instance can take up the work at once."""

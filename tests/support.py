@@ -72,6 +72,7 @@ class Connection:
 
     def __init__(self, port: int) -> None:
         self.socket = socket.create_connection(("127.0.0.1", port), PATIENCE)
+        self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, True)  # octets leave when they are sent
         self.buffer = b""
 
     def __enter__(self) -> "Connection":

@@ -500,7 +500,7 @@ def test_b148_the_end_of_input_ends_the_process() -> None:
 
 
 def test_b150_what_a_tool_or_its_children_print_or_read_is_no_part_of_the_protocol() -> None:
-    """MUST (stdio › Overview): nothing on stdout but messages; nobody but the server reads stdin."""
+    """MUST (stdio › stdio): nothing on stdout but messages; nobody but the server reads stdin."""
     with start("--stdio") as process:
         try:
             output, _ = process.communicate(CASES["B150"]["request"].encode("latin-1"), timeout=PATIENCE)
@@ -668,7 +668,7 @@ STDIO_DECIDED = {"B073 main": {"error_ids": [9], "code": -32600},
 @pytest.mark.parametrize(("case", "check", "name"), [
     pytest.param(*row.values, row.id, id=row.id) for row in inputs("stdio")])
 def test_stdio_answers_a_case_as_the_rules_have_it(case: dict[str, Any], check: dict[str, Any], name: str) -> None:
-    """MUST (stdio › Overview): a message a line, and nothing else; each case has the outcome that its rule asks for."""
+    """MUST (stdio › stdio): a message a line, and nothing else; each case has the outcome that its rule asks for."""
     lines = play_stdio([case["request"].encode("latin-1")])
     for key, wanted in (check | STDIO_DECIDED.get(name, {})).items():
         assert STDIO_CHECKS[key](lines, wanted), (key, wanted, lines.messages)

@@ -7,6 +7,7 @@ import socket
 import sys
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,6 +19,8 @@ from support import PATIENCE, Connection, eventually, message, octets, running
 from three_ways import Exchange, Plan, serving
 
 from reference_server import Cancelled, Endpoint, Request, Server, WiredEndpoint, demo_server
+
+ROOT = Path(__file__).resolve().parents[1]
 
 # ------------------------------------------------------------------------------------------------------ gateway
 
@@ -196,9 +199,10 @@ def test_the_gateway_closes_upstream_when_its_client_leaves(token: dict[str, Any
 def test_the_spoof_makes_a_hold_only_where_headers_and_body_differ_unseen(capsys: pytest.CaptureFixture[str]) -> None:
     """MUST (Streamable HTTP › Server Validation): reject requests whose headers do not match the body."""
     assert spoof.show() == 0
-    lines = capsys.readouterr().out.splitlines()
-    rows = [re.split(r" {2,}", line)[1:] for line in lines[1:]]
+    table = capsys.readouterr().out
+    rows = [re.split(r" {2,}", line)[1:] for line in table.splitlines()[1:]]
     assert rows == [["200", "403", "200", "1"], ["200", "403", "400, -32020", "0"]]
+    assert f"```sh\nmake spoof\n```\n\n```text\n{table}```\n" in (ROOT / "README.md").read_text(encoding="utf-8")
 
 
 def test_the_server_warns_loudly_when_it_does_not_compare(capsys: pytest.CaptureFixture[str]) -> None:

@@ -21,7 +21,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-import spoof
 from support import PATIENCE
 
 import reference_server
@@ -277,12 +276,6 @@ def test_each_other_block_is_one_command_that_exists(step: Step) -> None:
 def expected_after(command: str) -> list[str]:
     """The output lines that the README gives for a command."""
     return next(step for step in STEPS if step.commands == command).expected[0].splitlines()
-
-
-def test_the_table_of_the_spoof_is_what_the_spoof_prints(capsys: pytest.CaptureFixture[str]) -> None:
-    """Choice: figures in the README come from a run."""
-    spoof.show()
-    assert capsys.readouterr().out.splitlines() == expected_after("make spoof")
 
 
 def test_the_table_of_three_ways_has_the_words_of_the_program() -> None:

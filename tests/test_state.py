@@ -19,7 +19,7 @@ from support import PATIENCE, Lines, Listener, alive, call_tool, eventually, res
 from walks import KNOWS_TASKS, WALKS, Client, RoundRobin
 
 import reference_server
-from reference_server import APPLICATION_ID, HttpServer, Rejection, Server, Store, demo_server, takes
+from reference_server import APPLICATION_ID, HttpServer, Rejection, Server, Store, demo_server, elicit, takes
 
 SERVER = Path(reference_server.__file__)
 A_DAY = 86_400
@@ -96,6 +96,8 @@ class Instance(Server):
                 request.progress(step, STEPS)
             return f"Counted to {STEPS}."
 
+        self.prompt("nothing", "Asks for nothing.")(lambda arguments, request: "Never mind.")
+
     def step(self):
         """The number of the next step that begins here."""
         return self.began.get(timeout=PATIENCE)
@@ -155,7 +157,7 @@ def start_anew(instance, task):
 
 @pytest.mark.parametrize("ask", [poll, subscribe, start_anew])
 def test_whoever_asks_about_a_task_whose_lease_has_lapsed_goes_on_after_its_last_recorded_step(one, two, clock, ask):
-    """MUST (Tasks Extension › Task Creation): a task is durable: it outlives the process that has created it."""
+    """Choice: a task outlives the process that has created it: whoever is asked about it goes on with the work."""
     task = one.create()
     one.gate.release()
     assert one.step() == 2  # and here its worker hangs; nothing renews its lease
@@ -191,7 +193,7 @@ def test_a_task_whose_lease_is_renewed_stays_with_its_worker(one, two, clock):
 
 
 def test_exactly_one_of_many_that_ask_at_the_same_moment_takes_the_task_up(one, clock, path):
-    """MUST (Tasks Extension › Task Creation): one task is one piece of work, however many instances are asked."""
+    """Choice: adopting is one statement, so that one task stays one piece of work, however many are asked."""
     task = one.create()
     clock.added = 31
     with contextlib.ExitStack() as stack:
@@ -288,7 +290,7 @@ def test_shutdown_lets_go_of_the_tasks_so_that_another_instance_goes_on_at_once(
 
 
 def test_a_cancellation_at_one_instance_ends_the_work_at_the_other(one, two):
-    """MUST (Tasks Extension › Task Cancellation): a cancelled task stays so; its worker records nothing more."""
+    """Choice: a cancelled task stays so, although its worker may hear of it only at its instance's next look."""
     task = one.create()
     assert two.call("cancel", task)["result"]["resultType"] == "complete"
     one.tasks.renew()  # the keeper's next look
@@ -298,8 +300,34 @@ def test_a_cancellation_at_one_instance_ends_the_work_at_the_other(one, two):
     assert one.status(task) == two.status(task) == "cancelled" and one.row(task)["done"] is None
 
 
+def test_answers_that_come_to_both_instances_at_once_are_both_kept(one, two):
+    """Choice: reading and writing the answers is one transaction, or one of two acknowledged answers would be lost."""
+    for server in (one, two):
+        @server.tool("ask", "Asks two questions.", takes())
+        def ask(arguments, request):
+            request.as_task()
+            question = elicit("Well?", {"answer": {"type": "string"}})
+            return json.dumps(request.ask({"left": question, "right": question}))
+
+    for _ in range(10):
+        task = call_tool(one, "ask", capabilities=KNOWS_TASKS)["result"]["taskId"]
+        assert eventually(lambda task=task: one.status(task) == "input_required")
+        together = threading.Barrier(2)
+
+        def answer(server, key, task=task, together=together):
+            together.wait(PATIENCE)
+            server.call("update", task, inputResponses={key: {"action": "accept", "content": {"answer": key}}})
+
+        threads = [threading.Thread(target=answer, args=pair) for pair in ((one, "left"), (two, "right"))]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(PATIENCE)
+        assert json.loads(one.row(task)["answers"]).keys() == {"left", "right"}
+
+
 def test_a_killed_process_loses_no_task_and_none_of_its_recorded_steps(path, monkeypatch):
-    """MUST (Tasks Extension › Task Creation): the task is durably created before its handle is sent."""
+    """MUST (Tasks Extension › Task Creation): no handle is returned until the task is durably created."""
     monkeypatch.setattr(reference_server.time, "time", clock := Clock())
     command = [sys.executable, "-X", "dev", str(SERVER), "--port", "0", "--state", path, "--step-seconds", "0.02"]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
@@ -335,7 +363,7 @@ def test_a_killed_process_loses_no_task_and_none_of_its_recorded_steps(path, mon
 
 
 def test_an_expired_task_is_purged_and_its_worker_is_told(one, two, clock, lines):
-    """MAY (Tasks Extension › TTL and Resource Management): a task is deleted when its ttl has passed."""
+    """MAY (Tasks Extension › Tasks): the server may discard the task after its ttl has elapsed."""
     task = one.create()
     clock.added = one.row(task)["ttl_ms"] / 1000 - 1
     one.tasks.renew()
@@ -350,7 +378,7 @@ def test_an_expired_task_is_purged_and_its_worker_is_told(one, two, clock, lines
 
 
 def test_a_task_that_is_finished_is_kept_until_it_expires(one, clock):
-    """SHOULD (Tasks Extension › TTL and Resource Management): results are kept for the announced ttl."""
+    """MAY (Tasks Extension › Tasks): not before its ttl has elapsed may the server discard a task."""
     task = one.create()
     one.gate.release(STEPS)
     assert eventually(lambda: one.status(task) == "completed")
@@ -378,20 +406,23 @@ def test_a_handle_is_forgotten_a_day_after_its_last_use(clock, path):
 
 def test_changes_are_forgotten_once_every_instance_must_have_seen_them(one, two, clock):
     """Choice: changes are kept for a minute, three hundred times what an instance needs to see them."""
-    with Listener(two, {"toolsListChanged": True}) as listener:
+    wanted = {"toolsListChanged": True, "promptsListChanged": True}
+    with Listener(two, wanted) as listener, Listener(one, wanted) as own:
         one.list_changed("tools")
         clock.added = 59
         two.store.purge()
         two.subscriptions.deliver_others()
-        assert listener.next()["method"] == "notifications/tools/list_changed"
         clock.added = 61
         two.store.purge()
         assert two.store.execute("SELECT * FROM changes") == []
         one.list_changed("tools")  # numbers go on; a purge hides nothing that comes later
+        one.subscriptions.deliver_others()  # has told of its own changes already
         two.subscriptions.deliver_others()
-        assert listener.next()["method"] == "notifications/tools/list_changed"
-        one.subscriptions.deliver_others()
-        assert listener.messages.empty()
+        one.list_changed("prompts")
+        two.subscriptions.deliver_others()
+        for subscriber in (own, listener):
+            heard = [subscriber.next()["method"] for _ in range(3)]
+            assert heard == [f"notifications/{kind}/list_changed" for kind in ("tools", "tools", "prompts")]
 
 
 # ---- a state file that cannot be used: at the start ----
@@ -647,6 +678,64 @@ def test_a_running_server_says_that_it_cannot_reach_its_state_and_goes_on(monkey
         assert kept == {cart: ["pen"] for cart in carts}
 
 
+@pytest.fixture
+def small_disk(tmp_path):
+    """A file system of its own with a megabyte of room; needs root on Linux."""
+    mount = ["mount", "-t", "tmpfs", "-o", "size=1m", "none", str(tmp_path)]
+    if not sys.platform.startswith("linux") or os.geteuid() or subprocess.run(mount, capture_output=True).returncode:
+        pytest.skip("nothing can be mounted here")
+    yield tmp_path
+    subprocess.run(["umount", str(tmp_path)], check=True, timeout=PATIENCE)
+
+
+def fill(disk):
+    """A file that takes all the room that is left."""
+    ballast = disk / "ballast"
+    with contextlib.suppress(OSError), ballast.open("wb", buffering=0) as file:
+        while file.write(bytes(4096)):
+            pass
+    return ballast
+
+
+def test_a_disk_that_is_really_full_costs_nothing_that_was_acknowledged(small_disk, monkeypatch, capsys):
+    """Choice: as above, on a real file system: refused while there is no room, and served again when there is."""
+    state = small_disk / "state"
+    with alive(demo_server(0, Store(str(state)))) as shop:
+        carts = [call_tool(shop, "create_cart")["result"]["structuredContent"]["cartId"]]
+        ballast = fill(small_disk)
+        for _ in range(500):  # a page or two may still have room
+            response = call_tool(shop, "create_cart")
+            if "error" in response:
+                break
+            carts.append(response["result"]["structuredContent"]["cartId"])
+        assert response["error"]["code"] == -32603
+        text = capsys.readouterr().err
+        assert "[ref] the state cannot be used: database or disk is full\n" in text and "Traceback" not in text
+        ballast.unlink()
+        for cart in carts:
+            assert not call_tool(shop, "add_to_cart", {"cartId": cart, "sku": "pen"})["result"].get("isError")
+    assert "Traceback" not in capsys.readouterr().err
+    ballast = fill(small_disk)
+    other = small_disk / "other"
+    check_refusal(start_up(monkeypatch, capsys, other), other, "database or disk is full")
+    ballast.unlink()
+    with contextlib.closing(Store(str(state))) as after:
+        assert {row["id"] for row in after.execute("SELECT * FROM handles")} == set(carts)
+
+
+def test_a_task_that_needs_no_adoption_can_be_polled_while_the_file_is_locked(one, two, clock):
+    """Choice: a poll only reads; it writes, and waits for others' writes, when there is an orphan to adopt."""
+    running, finished = one.create(), two.create()
+    two.gate.release(STEPS)
+    assert eventually(lambda: two.status(finished) == "completed")
+    with locked(two.store):
+        poll(two, running)
+        clock.added = 31
+        assert two.status(finished) == "completed"
+        assert two.call("get", running)["error"]["code"] == -32603
+    poll(two, running)
+
+
 @TROUBLES
 def test_an_answer_to_a_task_is_taken_whole_or_refused(monkeypatch, path, lines, trouble):
     """Choice: tasks/update is one transaction: a failing write leaves neither half an answer nor an open one."""
@@ -658,9 +747,10 @@ def test_an_answer_to_a_task_is_taken_whole_or_refused(monkeypatch, path, lines,
         assert client.becomes(task, "input_required")
         charts = {"action": "accept", "content": {"include": True}, "note": "x" * 90_000}
         update = {"taskId": task, "inputResponses": {"charts": charts}}
-        with trouble(store):
+        with trouble(store) as cause:
             response = client.call("tasks/update", update, capabilities=KNOWS_TASKS)
             assert response["error"]["code"] == -32603, response
+            assert f"[ref] the state cannot be used: {cause}" in lines.lines()
             assert not store.db.in_transaction
         client.call("tasks/update", update, capabilities=KNOWS_TASKS)
         assert client.becomes(task, "completed")
@@ -709,13 +799,18 @@ def test_a_task_that_fails_while_nothing_can_be_written_is_no_traceback(one, lin
 
 
 @TROUBLES
-def test_start_and_stop_do_not_fail_when_the_state_cannot_be_used(clock, path, lines, trouble):
+def test_start_and_stop_do_not_fail_when_the_state_cannot_be_used(one, two, clock, path, lines, trouble):
     """Choice: a server ends with status 0 when it is asked to; leases that it cannot give back lapse by themselves."""
+    one.create()
+    clock.added = 31
     instance = Instance(path)
     with trouble(instance.store):
-        instance.start()
+        instance.start()  # where it would take up the task, and cannot
         instance.stop()
     instance.store.close()
+    two.create()
+    with trouble(two.store):
+        two.stop()
     assert "Traceback" not in lines.text
 
 

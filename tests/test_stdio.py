@@ -95,6 +95,7 @@ class Gated(Server):
         super().__init__("gated", "1")
         self.begun = threading.Semaphore(0)  # one for each call of build_report that waits
         self.go, self.stopped = threading.Event(), threading.Event()
+        self.seen = False  # what `wait` saw when it looked whether it was cancelled
 
         @self.tool("echo", "Says it again.", ANYTHING)
         def echo(arguments: dict[str, Any], request: Request) -> str:
@@ -113,10 +114,11 @@ class Gated(Server):
                 raise
             return "finished"
 
-        @self.tool("wait", "Waits for the test, and does not look whether it is cancelled.", ANYTHING)
+        @self.tool("wait", "Waits for the test; looks only then whether it is cancelled.", ANYTHING)
         def wait(arguments: dict[str, Any], request: Request) -> str:
             self.begun.release()
             assert self.go.wait(PATIENCE)
+            self.seen = request.cancelled.is_set()
             return "finished"
 
     def wait_until_it_waits(self) -> None:
@@ -377,6 +379,7 @@ def test_a_tool_that_does_not_look_is_not_heard_any_more(pipes: Pipes, gated: Ga
     gated.go.set()
     pipes.call("echo", {"text": "after"}, 3)
     assert pipes.next()["id"] == 3
+    assert eventually(lambda: gated.seen)  # it was told as soon as it asked
 
 
 def test_a_cancelled_subscription_says_nothing_more(pipes: Pipes, gated: Gated, log: Lines) -> None:
@@ -509,9 +512,12 @@ def exchange(server: subprocess.Popen[bytes], *messages: dict[str, Any]) -> tupl
 def test_nothing_but_messages_ever_goes_to_stdout() -> None:
     """MUST (stdio › stdio): not what a tool prints, not what its child prints; and the child reads no messages."""
     with process("-c", PRINTS) as server:
-        messages, stderr = exchange(server, call("prints", {}, 1), message("tools/list", id=2))
-    assert {one["id"] for one in messages} == {1, 2} and all("result" in one for one in messages)
-    assert text_of(next(one for one in messages if one["id"] == 1)) == "the child heard ''"
+        assert server.stdin and server.stdout
+        server.stdin.write(json.dumps(call("prints", {}, 1)).encode() + b"\n")
+        server.stdin.flush()
+        assert text_of(json.loads(server.stdout.readline())) == "the child heard ''"
+        [answer], stderr = exchange(server, message("tools/list", id=2))
+    assert answer["id"] == 2
     for text in ("print", "sys.stdout", "descriptor 1", "child", "after the end"):
         assert text in stderr
 

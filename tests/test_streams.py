@@ -307,13 +307,18 @@ def test_comments_come_between_events_and_never_after_the_last(stage: Stage, mon
 def test_a_stream_that_is_busy_needs_no_comments(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     """Choice: the interval is one of silence; each event begins it anew."""
     monkeypatch.setattr(stage.http, "keep_alive", PATIENCE)
+    due: list[float] = []
 
     def script(request: Request) -> None:
         for step in range(20):
+            endpoint: Any = request.channel
+            endpoint.last_write -= PATIENCE - 1  # as if so much time had passed
             request.sleep(0.001)
             request.progress(step)
+            due.append(request.channel.comment_due())
 
     assert KEEP_ALIVE not in stage.play(script, progressToken="t").body
+    assert len(due) == 20 and min(due) > PATIENCE / 2
 
 
 # ------------------------------------------------------------------------------------------------------- progress

@@ -50,5 +50,5 @@ async def touch_config(ctx: Context) -> str:
 
 
 if __name__ == "__main__":
-    app = server.streamable_http_app(json_response=True, stateless_http=True)
+    app = server.streamable_http_app()
     uvicorn.run(app, host="127.0.0.1", port=int(sys.argv[1]), log_level="warning")

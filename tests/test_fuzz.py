@@ -1,0 +1,34 @@
+"""A taste of `make fuzz`: a few hundred mutated inputs, and every input that has failed once."""
+
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from support import running
+
+from reference_server import demo_server
+
+sys.path.insert(0, str(Path(__file__).parent / "load"))
+import fuzz
+
+
+def test_mutated_requests_get_well_formed_answers_and_harm_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    """RFC 9112 §9.3: one answer a request, whatever arrives; Choice: no input causes a traceback."""
+    inputs = [one for one in map(fuzz.make_input, range(300)) if not one.patient] + fuzz.read_kept()
+    limits = {"request_timeout": 0.3, "idle_timeout": 0.3, "keep_alive": 0.1}
+    with running(demo_server(step_seconds=0), **limits) as server, ThreadPoolExecutor(4) as pool:
+        faults = list(pool.map(lambda one: fuzz.find_fault(server.port, one), inputs))
+        assert fuzz.canary_lives(server.port)
+    assert [(one, fault) for one, fault in zip(inputs, faults, strict=True) if fault] == []
+    assert "Traceback" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("answer", [
+    b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nabc", b"HTTP/1.1 299 Odd\r\nContent-Length: 0\r\n\r\n", b"HTTP/1.1 200 OK\n\n",
+    b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\nrest", b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 2\r\n\r\n{}",
+    b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabcd\r\n0\r\n\r\n"])
+def test_a_malformed_answer_is_seen(answer: bytes) -> None:
+    """Choice: the fuzzer's own judgement is strict, because what it does not see is not tested."""
+    with pytest.raises((ValueError, KeyError)):
+        list(fuzz.parse_answers(answer, bodiless=False))
