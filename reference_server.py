@@ -1674,9 +1674,10 @@ class Store:
 
     def execute(self, statement: str, *values: Any) -> list[sqlite3.Row]:
         """One statement, committed when this returns; its rows."""
-        with self.lock, contextlib.suppress(UnicodeEncodeError):  # a lone surrogate is in no row
-            return self.db.execute(statement, values).fetchall()
-        return []
+        # SQLite's text is UTF-8, which has no lone surrogates: they are kept, and looked for, as their escapes.
+        stored = [one.encode("utf-8", "backslashreplace").decode() if isinstance(one, str) else one for one in values]
+        with self.lock:
+            return self.db.execute(statement, stored).fetchall()
 
     def new_handle(self, kind: str, user: str, value: Any) -> str:
         """Keeps a value under a new name that nobody can guess, for this user alone."""

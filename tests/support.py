@@ -196,7 +196,7 @@ class Running(NamedTuple):
 
 @contextlib.contextmanager
 def running(server: Server, **limits: Any) -> Iterator[Running]:
-    """Serves on a free port, or `port`; `limits` are attributes of HttpServer. All connections have ended afterwards."""
+    """Serves on a free port, or `port`; `limits` are attributes of HttpServer. All have ended afterwards."""
     http = HttpServer(server, port=limits.pop("port", 0), allow_origins=limits.pop("allow_origins", ()))
     http.watcher.interval = 0.005
     for name, value in limits.items():

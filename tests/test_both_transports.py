@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import re
+import select
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
@@ -38,6 +39,7 @@ def stdio_exchange(server: Server) -> Iterator[Exchange]:
         messages: list[dict[str, Any]] = []
         while not messages or "id" not in messages[-1]:
             if not received:
+                assert select.select([from_server], [], [], PATIENCE)[0], f"no answer to {method}"
                 received.extend(lines.feed(os.read(from_server, 65536)))
             messages += [json.loads(line) for line in received]
             received.clear()
@@ -158,6 +160,7 @@ SINGLE: list[tuple[str, dict[str, Any] | None, dict[str, Any], int | None]] = [
     ("tasks/result", {"taskId": "nothing"}, {"capabilities": CAPABILITIES}, -32601),
     ("subscriptions/listen", {"notifications": {"taskIds": ["x"]}}, {}, -32021),
     ("subscriptions/listen", {"notifications": {"toolsListChanged": 1}}, {}, -32602),
+    ("subscriptions/listen", {}, {}, -32602),
     ("initialize", {"protocolVersion": "2025-11-25"}, {}, -32601),
     ("ping", None, {}, -32601),
     ("logging/setLevel", {"level": "info"}, {}, -32601),

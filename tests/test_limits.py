@@ -47,6 +47,13 @@ def serving() -> Iterator[Running]:
         yield one
 
 
+@pytest.fixture(autouse=True)
+def settled(serving: Running) -> Iterator[None]:
+    """No test leaves a connection to the next one."""
+    yield
+    assert eventually(lambda: not serving.http.connections)
+
+
 @pytest.fixture
 def log(monkeypatch: pytest.MonkeyPatch) -> Lines:
     """What goes to stderr in this test."""
@@ -239,6 +246,18 @@ def test_a_thread_that_cannot_be_started_costs_one_connection(
             assert connection.read_to_end() == b""
         assert serving.call_tool("quick").status == 200
         assert "Traceback" not in log.text
+
+
+def test_one_thread_serves_one_connection_after_the_other(serving: Running) -> None:
+    """Choice: a thread whose connection has ended takes the next, because starting one costs more than most answers."""
+    for _ in range(20):
+        assert serving.call("server/discover").status == 200
+        assert eventually(lambda: not serving.http.connections and serving.http.workers.idle > 0)
+        threads = set(threading.enumerate())
+        with serving.connect() as connection:
+            assert connection.call("server/discover").status == 200
+            assert set(threading.enumerate()) <= threads
+        assert eventually(lambda: not serving.http.connections)
 
 
 # ------------------------------------------------------------------------------------------------------- many calls

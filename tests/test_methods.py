@@ -6,7 +6,7 @@ import json
 import re
 
 import pytest
-from support import Recorder, alive, call_tool, respond, running
+from support import Recorder, alive, call_tool, message, respond, running
 
 from reference_server import LOG_LEVELS, Server, demo_server, input_required, takes
 
@@ -50,6 +50,12 @@ def add_library(server):
     )
     server.completion("ref/prompt", "two", "b")(lambda value, context, request: [context.get("a", "nothing") + value])
     server.completion("ref/resource", "a://{one}/{two}", "one")(lambda value, context, request: [request.user])
+    server.tool("count", "Reports what is no progress, too.", takes())(
+        lambda arguments, request: (
+            [request.progress(value) for value in (-1, 0, 0, -0.5, 0.5, float("nan"), 0.25, float("inf"), 2, 2.0)]
+            and "done"
+        )
+    )
     server.tool("talk", "Logs at every level.", takes())(
         lambda arguments, request: [request.log(level, {"is": level}, "mouth") for level in LOG_LEVELS] and "done"
     )
@@ -531,6 +537,25 @@ def test_a_report_without_tasks_comes_with_progress(demo):
             {"progressToken": token, "progress": step, "total": 10, "message": f"step {step} of 10"}
             for step in range(1, 11)
         ]
+
+
+def test_progress_only_goes_up(library):
+    """MUST (Progress › Progress Flow): the value increases with each notification; and it is a number of JSON."""
+    channel = Recorder()
+    call_tool(library, "count", channel=channel, progressToken="p")
+    assert [one["params"] for one in channel.messages] == [
+        {"progressToken": "p", "progress": value} for value in (-1, 0, 0.5, 2)
+    ]
+
+
+@pytest.mark.parametrize("params", [None, {}, {"protocolVersion": "2025-11-25", "capabilities": {}}])
+def test_an_old_client_is_told_what_this_server_speaks(demo, params):
+    """SHOULD (Versioning and Compatibility › Backward Compatibility with Initialization-Based Versions): name them."""
+    old = {"jsonrpc": "2.0", "id": 0, "method": "initialize"} | ({} if params is None else {"params": params})
+    for request in (old, message("initialize", params, id=0)):
+        answer = json.loads(demo.respond(request, Recorder(), "anonymous").body)
+        assert answer["error"]["code"] in (-32601, -32602)
+        assert "2026-07-28" in answer["error"]["message"]
 
 
 @pytest.mark.parametrize(

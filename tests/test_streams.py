@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from support import PATIENCE, Connection, Lines, Reply, Running, message, octets, running
+from support import PATIENCE, Connection, Lines, Reply, Running, eventually, message, octets, running
 
 from reference_server import LOG_LEVELS, Rejection, Request, Server, ToolError
 from sse import KEEP_ALIVE
@@ -55,6 +55,13 @@ def stage() -> Iterator[Stage]:
         stage = Stage(*one)
         stage.scripts, stage.numbers = scripts, itertools.count()
         yield stage
+
+
+@pytest.fixture(autouse=True)
+def settled(stage: Stage) -> Iterator[None]:
+    """No test leaves a connection to the next one."""
+    yield
+    assert eventually(lambda: not stage.http.connections)
 
 
 @pytest.fixture

@@ -98,8 +98,9 @@ def add_tools(server):
         request.as_task()
         request.log("error", "not on a task")
         request.progress(1, 2, "half")
-        request.progress(1, 2, "again")
         request.progress(2)
+        for value in (2, 1, float("nan"), float("inf")):
+            request.progress(value, 2, "no progress")
         return "done"
 
 
@@ -531,6 +532,19 @@ def test_a_task_that_waits_for_an_answer_can_be_cancelled(server):
     assert eventually(lambda: not server.tasks.running)
     assert is_acknowledgement(server, update(server, task, {"a": accept("1"), "b": accept("2")}))
     assert get(server, task)["status"] == "cancelled"
+
+
+def test_answers_and_cancellations_wake_the_work_at_once(server, monkeypatch):
+    """Choice: the work looks for answers now and then, for those that came to another instance; here it is told."""
+    monkeypatch.setattr(reference_server, "KEEPER_SECONDS", 10 * PATIENCE)
+    answered, cancelled = (create(server, "asks", capabilities=CAN_ASK) for _ in range(2))
+    for task in (answered, cancelled):
+        wait_for(server, task, "input_required")
+    update(server, answered, {"a": accept("1"), "b": accept("2")})
+    assert eventually(lambda: "c" in get(server, answered).get("inputRequests", {}))
+    cancel(server, cancelled)
+    assert eventually(lambda: cancelled not in server.tasks.running)
+    cancel(server, answered)
 
 
 def test_a_question_that_the_client_cannot_answer_fails_the_task(server):

@@ -109,6 +109,16 @@ def test_the_owner_still_has_it_afterwards(demo, create, use):
     assert json.dumps(use(demo, handle, "alice")) != before
 
 
+def test_a_handle_of_one_kind_is_none_of_another(demo):
+    """Choice: a hold is no cart and a cart is no task, not even to the one who owns both."""
+    hold, cart, task = (create(demo, "alice") for create in (place_hold, create_cart, create_task))
+    unknown = add_to_cart(demo, "nothing", "alice")
+    assert add_to_cart(demo, hold, "alice") == add_to_cart(demo, task, "alice") == unknown
+    for method in ("tasks/get", "tasks/update", "tasks/cancel"):
+        unknown = use_task(method)(demo, "nothing", "alice")
+        assert use_task(method)(demo, cart, "alice") == use_task(method)(demo, hold, "alice") == unknown
+
+
 def test_a_stranger_hears_nothing_of_a_task(demo):
     """MUST (Tasks Extension › Security Implications): also not on a subscription that names it."""
     task = create_task(demo, "alice")

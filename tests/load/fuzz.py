@@ -228,9 +228,9 @@ def exchange(port: int, one: Input) -> bytes:
                 client.sendall(piece)
             if not one.patient:
                 client.shutdown(socket.SHUT_WR)
-        received = bytearray()
-        while data := client.recv(65536):
-            received += data
+        received, end = bytearray(), time.monotonic() + PATIENCE / 4
+        while (data := client.recv(65536)) and (time.monotonic() < end or b"text/event-stream" not in received):
+            received += data  # a subscription goes on until its client hangs up
     return bytes(received)
 
 

@@ -24,7 +24,7 @@ class Process:
         ready = threading.Event()
         self.reader = threading.Thread(target=self.read, args=(ready,))
         self.reader.start()
-        if not ready.wait(PATIENCE) or not (found := re.search(r":(\d+)/mcp", self.lines[-1])):
+        if not ready.wait(PATIENCE) or not (found := re.search(r":(\d+)/mcp", "".join(self.lines))):
             self.kill()
             raise SystemExit(f"a server did not start: {self.lines}")
         self.port = int(found[1])

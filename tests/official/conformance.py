@@ -1,4 +1,5 @@
-"""Runs the official conformance suite against conformance_server.py; a warning fails the run like a failure.
+"""Runs the official conformance suite against conformance_server.py, and its client scenarios that need no OAuth
+against conformance_client.py; a warning fails the run like a failure.
 
     python tests/official/conformance.py [--repeat N]
 
@@ -11,13 +12,14 @@ from __future__ import annotations
 import argparse
 import collections
 import json
+import shlex
 import shutil
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
-from harness import HttpProcess, install_npm
+from harness import ROOT, HttpProcess, install_npm
 
 Check = dict[str, Any]  # one entry of a checks.json
 Done = subprocess.CompletedProcess[str]
@@ -28,29 +30,34 @@ NODE = "node@22"  # the suite does not start on Node 20
 TASKS = ("lifecycle", "capability-negotiation", "wire-fields", "request-state-removal", "mrtr-input",
          "request-headers", "dispatch-and-envelope", "status-notifications", "required-task-error",
          "mrtr-composition")
+CLIENT = {"tools_call": 2, "request-metadata": 6, "http-standard-headers": 9, "http-custom-headers": 18,
+          "http-invalid-tool-headers": 12, "sep-2322-client-request-state": 7, "json-schema-ref-no-deref": 1,
+          "json-schema-2020-12-preservation": 9}  # scenario -> successes
 SHOWN = 20  # problems that one run prints
+CRASH = "Client exited with code"  # which http-invalid-tool-headers would forgive
 UNSCORED = f"Not scored for {VERSION}: 13 scenario(s) run, 0 failing"
 
 
-def run_suite(folder: Path, url: str, options: list[str]) -> tuple[list[Check], int, Done]:
+def run_suite(folder: Path, arguments: list[str]) -> tuple[list[Check], int, Done]:
     """One run of the suite: the checks of all its scenarios, the number of scenarios, and the finished process."""
     results = folder / "results"
     shutil.rmtree(results, ignore_errors=True)
     modules = folder / "node_modules"
     suite = [str(modules / "node/bin/node"), str(modules / "@modelcontextprotocol/conformance/dist/index.js")]
-    command = [*suite, "server", "--url", url, *options, "-o", str(results)]
+    command = [*suite, *arguments, "-o", str(results)]
     done = subprocess.run(command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     files = sorted(results.glob("*/checks.json"))
     checks = [check | {"scenario": file.parent.name} for file in files for check in json.loads(file.read_text())]
     return checks, len(files), done
 
 
-def judge(folder: Path, url: str, name: str, options: list[str], scenarios: int, successes: int) -> bool:
+def judge(folder: Path, name: str, arguments: list[str], scenarios: int, successes: int) -> bool:
     """Runs the suite once and prints its line; False when a check failed or warned, or when fewer ran than must."""
-    checks, ran, done = run_suite(folder, url, options)
+    checks, ran, done = run_suite(folder, arguments)
     counts = collections.Counter(check["status"] for check in checks)
     problems = [check for check in checks if check["status"] not in ("SUCCESS", "INFO", "SKIPPED")]
     good = not problems and done.returncode == 0 and ran == scenarios and counts["SUCCESS"] >= successes
+    good = good and CRASH not in done.stdout
     if name == "requirements":
         good = good and UNSCORED in done.stdout
     print(f"{name}: {ran} scenarios, {counts['SUCCESS']} passed, {counts['FAILURE']} failed, "
@@ -74,14 +81,19 @@ def main() -> int:
     nothing = folder / "no-expected-failures.yaml"
     nothing.write_text("server: []\n")
     everything = ["--suite", "all", "--spec-version", VERSION, "--expected-failures", str(nothing)]
+    client = shlex.join([sys.executable, str(ROOT / "tests/official/conformance_client.py")])
     good = True
     for _ in range(repeat):
-        with HttpProcess("tests/official/conformance_server.py") as server:
-            good &= judge(folder, server.url, "requirements", ["--requirements", VERSION], 50, 196)
-            good &= judge(folder, server.url, "suite all", everything, 40, 152)
+        with HttpProcess("tests/official/conformance_server.py") as process:
+            server = ["server", "--url", process.url]
+            good &= judge(folder, "requirements", [*server, "--requirements", VERSION], 50, 196)
+            good &= judge(folder, "suite all", [*server, *everything], 40, 152)
             for task in TASKS:  # without --spec-version: extensions match no version and would be skipped
                 least = 0 if task == "status-notifications" else 2
-                good &= judge(folder, server.url, f"tasks-{task}", ["--scenario", f"tasks-{task}"], 1, least)
+                good &= judge(folder, f"tasks-{task}", [*server, "--scenario", f"tasks-{task}"], 1, least)
+        for scenario, least in CLIENT.items():
+            command = ["client", "--command", client, "--scenario", scenario, "--spec-version", VERSION]
+            good &= judge(folder, f"client {scenario}", command, 1, least)
     return 0 if good else 1
 
 
