@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv/bin/python
 TOOLS := .cache/tools/bin
 
-.PHONY: run test lint spoof three-ways handles nginx conformance interop
+.PHONY: run test lint spoof three-ways handles nginx bench fuzz soak conformance interop
 
 run:            ## serve http://127.0.0.1:3000/mcp
 	$(PYTHON) reference_server.py
@@ -23,6 +23,15 @@ three-ways:     ## one slow call over stdio, over this revision's HTTP and over 
 
 handles:        ## two processes, one state file: each walk a hundred times, fifty kills; some four minutes
 	$(PYTHON) tests/load/handles.py
+
+bench:          ## speed and memory beside the Python SDK's server; PEER='name=command with {port}' adds another
+	$(PYTHON) tests/load/bench.py $(OPTIONS)
+
+fuzz:           ## 200,000 mutated inputs, some five minutes
+	$(PYTHON) tests/load/fuzz.py $(OPTIONS)
+
+soak:           ## ten minutes of mixed traffic with random hang-ups
+	$(PYTHON) tests/load/soak.py $(OPTIONS)
 
 nginx:          ## behind a real nginx (Debian: apt-get install nginx)
 	$(PYTHON) tests/load/nginx.py

@@ -938,7 +938,7 @@ def compile_schema(schema: Json) -> Check:
     def check(value: Any) -> str | None:
         if types and type(value) not in types and not ("integer" in kinds and is_integral(value)):
             return f" must be of type {' or '.join(kinds)}"
-        if enum is not None and not (value in enum and type(value) in map(type, enum)):
+        if enum is not None and not any(type(value) is type(one) and value == one for one in enum):
             return f" must be one of {json.dumps(enum)[1:-1]}"
         if type(value) is dict:
             for name in required:
@@ -2158,11 +2158,11 @@ class StdioTransport:
         self.over = threading.Event()  # set at end of input, or when nobody reads the output any more
 
     def serve(self) -> None:
-        """Until the end of input; then what was read is answered, within a second and a half."""
+        """Until the end of input; then what was read is answered, within a second."""
         self.mcp.start()
         threading.Thread(target=self.read, name="stdio reader", daemon=True).start()
         self.over.wait()
-        deadline = time.monotonic() + 1.5
+        deadline = time.monotonic() + 1
         self.mcp.subscriptions.end(deadline)
         while self.channels and time.monotonic() < deadline:
             self.mcp.stopped.wait(0.01)

@@ -14,7 +14,8 @@ from reference_server import Cancelled, Channel, HttpServer, Request, Server
 from sse import EventParser, encode_json
 
 VERSION = "2026-07-28"
-META: dict[str, Any] = {"io.modelcontextprotocol/protocolVersion": VERSION, "io.modelcontextprotocol/clientCapabilities": {}}
+META: dict[str, Any] = {"io.modelcontextprotocol/protocolVersion": VERSION,
+                        "io.modelcontextprotocol/clientCapabilities": {}}
 TASKS = "io.modelcontextprotocol/tasks"
 PATIENCE = 10.0  # seconds that any wait of a test may take; reaching it is a failure
 
@@ -31,7 +32,7 @@ def message(method: str, params: dict[str, Any] | None = None, id: Any = 1, **me
 
 
 def octets(body: dict[str, Any] | bytes, *, verb: str = "POST", path: str = "/mcp", version: str = "HTTP/1.1",
-           user: str | None = None, without: tuple[str, ...] = (), length: bool = True, **fields: str | list[str] | None) -> bytes:
+           user: str | None = None, length: bool = True, **fields: str | list[str] | None) -> bytes:
     """A whole request as it goes over the wire. `fields`: field lines to add or (None) to leave out, `_` for `-`."""
     lines: dict[str, str | list[str] | None] = {
         "Host": "127.0.0.1", "Content-Type": "application/json", "Accept": "application/json, text/event-stream"}
@@ -189,7 +190,8 @@ class Running(NamedTuple):
         with self.connect() as connection:
             return connection.call(method, params, user, **more)
 
-    def call_tool(self, name: str, arguments: dict[str, Any] | None = None, user: str | None = None, **more: Any) -> Reply:
+    def call_tool(self, name: str, arguments: dict[str, Any] | None = None, user: str | None = None,
+                  **more: Any) -> Reply:
         """One tools/call on a connection of its own."""
         return self.call("tools/call", {"name": name, "arguments": arguments or {}}, user, **more)
 

@@ -206,19 +206,27 @@ CALLS = [
 
 @HANG_UPS
 @pytest.mark.parametrize("arguments, events, step", CALLS)
-def test_a_hang_up_stops_the_tool(any_slow: Slow, log: Lines, hang_up: Callable[[Connection], None],
+def test_a_hang_up_stops_the_tool(slow: Slow, log: Lines, hang_up: Callable[[Connection], None],
                                   arguments: dict[str, Any], events: int, step: int) -> None:
     """MUST (Cancellation › Transport-Specific Cancellation): a disconnect cancels, whatever has been sent so far."""
-    with any_slow.connect() as connection:
-        call = any_slow.begin(connection, **arguments)
+    with slow.connect() as connection:
+        call = slow.begin(connection, **arguments)
         if events:
             assert connection.head()[0] == 200
             stream = connection.events()
             assert [next(stream)["method"] for _ in range(events)]
-        sent = len(any_slow.http.endpoint.sent)  # type: ignore[attr-defined]
+        sent = len(slow.http.endpoint.sent)  # type: ignore[attr-defined]
         hang_up(connection)
-        check_stopped(any_slow, call, log, f"[ref] build_report cancelled at step {step} (stream closed)")
-        assert len(any_slow.http.endpoint.sent) == sent  # type: ignore[attr-defined]
+        check_stopped(slow, call, log, f"[ref] build_report cancelled at step {step} (stream closed)")
+        assert len(slow.http.endpoint.sent) == sent  # type: ignore[attr-defined]
+
+
+@HANG_UPS
+@pytest.mark.parametrize("arguments, events", [({"token": "t"}, 1), ({}, 0)])
+def test_the_watcher_works_without_epoll_too(any_slow: Slow, log: Lines, hang_up: Callable[[Connection], None],
+                                             arguments: dict[str, Any], events: int) -> None:
+    """MUST (Cancellation › Transport-Specific Cancellation): on every system, streaming or silent."""
+    test_a_hang_up_stops_the_tool(any_slow, log, hang_up, arguments | {"steps": 1}, events, 2)
 
 
 def test_a_silent_stream_is_watched_too(slow: Slow, log: Lines, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -234,10 +242,10 @@ def test_a_silent_stream_is_watched_too(slow: Slow, log: Lines, monkeypatch: pyt
 
 @pytest.mark.parametrize("arguments, events", [({"token": 7, "steps": 3}, 3), ({"steps": 3}, 0)])
 def test_a_half_closed_stream_ends_without_another_octet(
-        any_slow: Slow, log: Lines, arguments: dict[str, Any], events: int) -> None:
+        slow: Slow, log: Lines, arguments: dict[str, Any], events: int) -> None:
     """MUST (Streamable HTTP › Cancellation): no further messages; a client that still reads sees the connection end."""
-    with any_slow.connect() as connection:
-        call = any_slow.begin(connection, **arguments)
+    with slow.connect() as connection:
+        call = slow.begin(connection, **arguments)
         if events:
             assert connection.head()[0] == 200
             stream = connection.events()
@@ -245,7 +253,7 @@ def test_a_half_closed_stream_ends_without_another_octet(
             connection.read_until(b"\r\n")
         connection.socket.shutdown(socket.SHUT_WR)
         assert connection.read_to_end() == b""
-        check_stopped(any_slow, call, log, "[ref] build_report cancelled at step 4 (stream closed)")
+        check_stopped(slow, call, log, "[ref] build_report cancelled at step 4 (stream closed)")
 
 
 def test_a_half_closed_client_is_answered_if_the_answer_comes_at_once(slow: Slow, log: Lines) -> None:
@@ -367,6 +375,7 @@ def test_a_client_that_does_not_read_for_the_write_timeout_has_hung_up(
         call = slow.begin(connection, name="floods", token="t")
         assert call.stopped.wait(PATIENCE)
         assert call.cancelled and call.request.cancelled.is_set() and call.request.reason == "stream closed"
+        close(connection)
         assert eventually(lambda: not slow.http.connections)
         assert len(log.lines()) == 1
         assert re.fullmatch(r"\[ref] floods cancelled at step \d+ \(stream closed\)", log.lines()[0])

@@ -24,11 +24,16 @@ def test_mutated_requests_get_well_formed_answers_and_harm_nothing(capsys: pytes
     assert "Traceback" not in capsys.readouterr().err
 
 
+OK = b"HTTP/1.1 200 OK\r\n"
+CHUNKED = OK + b"Content-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
+
+
 @pytest.mark.parametrize("answer", [
-    b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nabc", b"HTTP/1.1 299 Odd\r\nContent-Length: 0\r\n\r\n", b"HTTP/1.1 200 OK\n\n",
-    b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\nrest", b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 2\r\n\r\n{}",
-    b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabcd\r\n0\r\n\r\n"])
+    OK + b"Content-Length: 5\r\n\r\nabc", OK + b"Content-Length: 0\r\n\r\nrest", b"HTTP/1.1 200 OK\n\n", b"rest",
+    b"HTTP/1.1 299 Odd\r\nContent-Length: 0\r\n\r\n", OK + b"\r\n",
+    OK + b"Content-Type: application/json\r\nContent-Length: 2\r\n\r\n{}",
+    CHUNKED + b"3\r\nabcd\r\n0\r\n\r\n", CHUNKED + b"b\r\ndata: {}\n\n\r\n0\r\n\r\n", CHUNKED + b"0\r\n\r\n0\r\n\r\n"])
 def test_a_malformed_answer_is_seen(answer: bytes) -> None:
     """Choice: the fuzzer's own judgement is strict, because what it does not see is not tested."""
-    with pytest.raises((ValueError, KeyError)):
+    with pytest.raises(ValueError):
         list(fuzz.parse_answers(answer, bodiless=False))

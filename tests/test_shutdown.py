@@ -70,7 +70,7 @@ def listen(connection: Connection, id: Any) -> None:
                          ids=["SIGTERM", "SIGINT thrice"])
 def test_a_signal_ends_everything_in_an_orderly_way(signals: list[signal.Signals], listens: int, calls: int) -> None:
     """SHOULD (Subscriptions › Graceful Closure): a result for each subscription; calls are cancelled; status 0."""
-    options = ["--port", "0", "--step-seconds", "60", "--keep-alive", "0.1"]
+    options = ["--port", "0", "--step-seconds", "60", "--keep-alive", "0.03"]
     with Process(*options) as server, contextlib.ExitStack() as stack:
         port = server.address()[1]
 

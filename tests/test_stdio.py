@@ -11,6 +11,7 @@ import sys
 import threading
 import tracemalloc
 from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ import pytest
 from support import PATIENCE, HastyClock, Lines, eventually, message
 
 import reference_server
-from reference_server import MAX_MESSAGE, Cancelled, Request, Server, StdioTransport, Store
+from reference_server import MAX_MESSAGE, Cancelled, Request, Server, StdioTransport, Store, demo_server
 
 ROOT = Path(__file__).resolve().parents[1]
 ANYTHING: dict[str, Any] = {"type": "object"}
@@ -532,24 +533,22 @@ def test_octets_are_utf_8_whatever_the_locale() -> None:
     assert out.count(b"\n") == 1 and b"\r" not in out and "Zürich 😀".encode() in out
 
 
-def test_the_environment_names_the_user(tmp_path: Path) -> None:
+def test_the_environment_names_the_user(tmp_path: Path, log: Lines) -> None:
     """Choice: over stdio the user is $MCP_USER; another user's cart is answered like none."""
     state = str(tmp_path / "state")
     with process(*SERVER, "--state", state, MCP_USER="ann") as server:
         [cart], stderr = exchange(server, call("create_cart"))
     assert stderr == ["[ref] tools/call create_cart user=ann id=1 -> complete"]
     item = {"cartId": cart["result"]["structuredContent"]["cartId"], "sku": "tea"}
-    with process(*SERVER, "--state", state, MCP_USER="bob") as server:
-        [refused], _ = exchange(server, call("add_to_cart", item))
-    assert refused["result"]["isError"] is True
-    store = Store(state)
-    assert store.append("cart", item["cartId"], "bob", "tea") is None
-    assert store.append("cart", item["cartId"], "ann", "tea") == ["tea"]
-    store.close()
+    for user, refused in (("bob", True), ("ann", False)):
+        pipes = Pipes(demo_server(store=Store(state)), user)
+        pipes.send(call("add_to_cart", item))
+        [result] = pipes.end()
+        assert result["result"].get("isError", False) == refused
 
 
-def test_end_of_input_ends_the_process_even_with_a_slow_call_and_a_subscription() -> None:
-    """SHOULD (stdio › Shutdown): promptly, here within two seconds, and with exit status 0."""
+def end_with_a_slow_call_and_a_subscription() -> tuple[list[Any], bytes]:
+    """What a process still wrote to stdout and to stderr. TimeoutExpired if it did not end within two seconds."""
     with process(*SERVER) as server:
         assert server.stdin and server.stdout and server.stderr
         messages = [listen("s"), call("build_report", {"month": "May"}, 1, progressToken="t")]
@@ -558,10 +557,14 @@ def test_end_of_input_ends_the_process_even_with_a_slow_call_and_a_subscription(
         assert json.loads(server.stdout.readline())["method"] == "notifications/subscriptions/acknowledged"
         server.stdin.close()
         assert server.wait(2) == 0
-        rest = [json.loads(line) for line in server.stdout]
-        assert [one["result"]["resultType"] for one in rest if one.get("id") == "s"] == ["complete"]
-        assert not any(one.get("id") == 1 for one in rest)
-        assert b"Traceback" not in server.stderr.read()
+        return [json.loads(line) for line in server.stdout], server.stderr.read()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def ending() -> Iterator[Future[tuple[list[Any], bytes]]]:
+    """That end takes its time; the other tests go on meanwhile."""
+    with ThreadPoolExecutor(1) as pool:
+        yield pool.submit(end_with_a_slow_call_and_a_subscription)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
@@ -587,3 +590,12 @@ def test_a_closed_stdout_is_a_quiet_exit() -> None:
             server.stdin.flush()
         assert server.wait(PATIENCE) == 0
         assert [line for line in server.stderr.read().splitlines() if not line.startswith(b"[ref] ")] == []
+
+
+def test_end_of_input_ends_the_process_even_with_a_slow_call_and_a_subscription(
+        ending: Future[tuple[list[Any], bytes]]) -> None:
+    """SHOULD (stdio › Shutdown): promptly, here within two seconds, and with exit status 0."""
+    rest, stderr = ending.result(PATIENCE)
+    assert [one["result"]["resultType"] for one in rest if one.get("id") == "s"] == ["complete"]
+    assert not any(one.get("id") == 1 for one in rest)
+    assert b"Traceback" not in stderr

@@ -1,5 +1,6 @@
 """The response stream: when an answer becomes one, what goes over the wire, and what a tool may put into it."""
 
+import contextlib
 import itertools
 import json
 import math
@@ -22,6 +23,16 @@ class Stage(Running):
 
     scripts: dict[str, Script]
     numbers: Iterator[int]
+    open: int  # connections that a test holds
+
+    @contextlib.contextmanager
+    def connect(self) -> Iterator[Connection]:  # type: ignore[override]
+        """A connection whose end the server has seen before the test goes on."""
+        self.open += 1
+        with super().connect() as connection:
+            yield connection
+        self.open -= 1
+        assert self.open or eventually(lambda: not self.http.connections)
 
     def request(self, script: Script, id: Any = 1, **metadata: Any) -> dict[str, Any]:
         """The tools/call that runs the script."""
@@ -53,15 +64,8 @@ def stage() -> Iterator[Stage]:
 
     with running(server) as one:
         stage = Stage(*one)
-        stage.scripts, stage.numbers = scripts, itertools.count()
+        stage.scripts, stage.numbers, stage.open = scripts, itertools.count(), 0
         yield stage
-
-
-@pytest.fixture(autouse=True)
-def settled(stage: Stage) -> Iterator[None]:
-    """No test leaves a connection to the next one."""
-    yield
-    assert eventually(lambda: not stage.http.connections)
 
 
 @pytest.fixture
@@ -288,7 +292,7 @@ def test_a_quiet_subscription_carries_comments_and_no_events(stage: Stage, monke
 
 def test_comments_come_between_events_and_never_after_the_last(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     """Choice: the connection's own thread writes comments while it waits, so that none can fall into an event."""
-    monkeypatch.setattr(stage.http, "keep_alive", 0.05)
+    monkeypatch.setattr(stage.http, "keep_alive", 0.03)
     gates = [threading.Event() for _ in range(2)]
 
     def script(request: Request) -> None:

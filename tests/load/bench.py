@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import json
 import os
 import random
 import re
@@ -70,7 +69,7 @@ class Running:
     def __init__(self, command: str, log: bool = False) -> None:
         with socket.create_server(("127.0.0.1", 0)) as probe:
             self.port = probe.getsockname()[1]
-        self.sink: Any = subprocess.PIPE if log else tempfile.TemporaryFile()
+        self.sink: Any = subprocess.PIPE if log else tempfile.TemporaryFile()  # noqa: SIM115, closed in `end`
         self.lines: list[tuple[float, str]] = []  # written by the log's thread only
         self.began = time.perf_counter()
         os.sched_setaffinity(0, {SERVER_CORE})  # a child inherits it
@@ -254,7 +253,8 @@ def measure_rate(server: Running, keep: bool, connections: int, seconds: float) 
     """One server, one load."""
     cpu, load = server.cpu(), Load(server.port, WEATHER, keep)
     latencies = load.run(connections, seconds)
-    return Rate(len(latencies) / seconds, at(latencies, 0.5), at(latencies, 0.99), (server.cpu() - cpu) / len(latencies))
+    cpu = server.cpu() - cpu
+    return Rate(len(latencies) / seconds, at(latencies, 0.5), at(latencies, 0.99), cpu / len(latencies))
 
 
 def at(values: list[float], part: float) -> float:
@@ -283,8 +283,8 @@ def throughput(options: argparse.Namespace) -> None:
             rate, p50, p99, cpu = (statistics.median(column) for column in zip(*its, strict=True))
             ratio = statistics.median(a.rate / b.rate for a, b in zip(ours, its, strict=True))
             effort = statistics.median(b.cpu / a.cpu for a, b in zip(ours, its, strict=True))
-            print(f"| {connections} {'kept' if keep else 'new'} | {name} | {rate:,.0f} | {p50 * 1e3:.2f} | {p99 * 1e3:.2f} |"
-                  f" {cpu * 1e6:.0f} | {ratio:.2f} | {effort:.2f} |", flush=True)
+            print(f"| {connections} {'kept' if keep else 'new'} | {name} | {rate:,.0f} | {p50 * 1e3:.2f} |"
+                  f" {p99 * 1e3:.2f} | {cpu * 1e6:.0f} | {ratio:.2f} | {effort:.2f} |", flush=True)
 
 
 # ---------------------------------------------------------------------------------- hang-up and events
@@ -320,14 +320,16 @@ def measure_hang_up(command: str, streams: int, seconds: float) -> str:
         end, times, after = time.perf_counter() + seconds, [], 0.02  # by then the tool runs
         while time.perf_counter() < end and len(times) < 500 and (took := hang_up(server, after)) is not None:
             times.append(1e3 * took)
-            after = random.uniform(0.02, 1) if took > 0.1 else 0.02  # a tool that looks once in a step: any moment of it
+            # a tool that looks once in a step of a second is left at any moment of it
+            after = random.uniform(0.02, 1) if took > 0.1 else 0.02
     return f"{at(times, 0.5):.2f} / {at(times, 0.99):.2f} ({len(times)})" if times else "n/a"
 
 
 def hangup(options: argparse.Namespace) -> None:
     """From a client that hangs up to the tool that has stopped, as the server's own log line says."""
-    columns = [("hang-up to stop, idle, p50 / p99 ms (samples)", 0), (f"with {options.streams:,} streams", options.streams)]
-    table(columns, lambda command, streams: measure_hang_up(command, streams, 6 * options.seconds))
+    busy = f"with {options.streams:,} streams"
+    table([("hang-up to stop, idle, p50 / p99 ms (samples)", 0), (busy, options.streams)],
+          lambda command, streams: measure_hang_up(command, streams, 6 * options.seconds))
 
 
 def stamped(command: str) -> str:
