@@ -163,6 +163,21 @@ class Channel:
         """The request is over."""
 
 
+class Head(NamedTuple):
+    """What the head of an HTTP request says."""
+
+    verb: str
+    path: str  # of the request-target, without its query
+    version: str  # HTTP/1.1 or HTTP/1.0
+    fields: Fields
+    host: str | None  # of the Host field, without its port
+    length: int  # octets of the body, or headers.CHUNKED
+    last: bool  # the connection ends after this request
+
+
+NO_HEAD = Head("", "", "HTTP/1.1", {}, None, 0, True)
+
+
 class Endpoint(BaseHTTPRequestHandler, Channel):
     """One TCP connection on its own thread: the only one that reads, writes or closes this socket."""
 
@@ -177,17 +192,11 @@ class Endpoint(BaseHTTPRequestHandler, Channel):
 
     def handle_one_request(self) -> None:
         """Reads one head and answers it. What breaks HTTP's framing is answered, and ends the connection."""
-        self.command = self.path = ""
-        self.fields: Fields = {}
-        self.streaming, self.last_write = False, time.monotonic()
+        self.head, self.streaming, self.last_write = NO_HEAD, False, time.monotonic()
         try:
-            self.command, target, self.request_version, self.fields = parse_head(self.read_head())
-            if not target.startswith("/"):
-                target = re.sub(r"^https?://[^/?#]*", "", target)  # rfc9112 §3.2.2: MUST accept absolute-form
-            self.path = target.partition("?")[0]
-            options = {one.strip().lower() for line in self.fields.get("connection", ()) for one in line.split(",")}
-            self.close_connection = self.request_version == "HTTP/1.0" or "close" in options
-            (self.do_POST if self.command == "POST" else self.do_other)()
+            self.head = read_whole_head(self.read_head())
+            self.close_connection = self.head.last
+            (self.do_POST if self.head.verb == "POST" else self.do_other)()
         except BadHead as broken:
             self.send_last(Rejection(None, str(broken), status=broken.status))
         except TimeoutError:
@@ -205,18 +214,18 @@ class Endpoint(BaseHTTPRequestHandler, Channel):
         if "id" not in message:
             self.send_accepted(message)  # 10
         else:
-            answer = self.server.mcp.respond(message, self, user, self.fields)  # 11 to 18
+            answer = self.server.mcp.respond(message, self, user, self.head.fields)  # 11 to 18
             self.send_answer_to_request(answer)
 
     def do_other(self) -> None:
         """No message: a health probe, a browser's preflight, or a refusal that says what to do instead."""
         self.read_body()
-        if self.command == "GET" and self.path == "/healthz":
+        if self.head.verb == "GET" and self.head.path == "/healthz":
             self.check_origin()
             self.send_answer(200, b"ok\n", "text/plain")
-        elif self.command == "OPTIONS" and self.path == "/mcp" and "origin" in self.fields:
+        elif self.head.verb == "OPTIONS" and self.head.path == "/mcp" and "origin" in self.head.fields:
             self.check_origin()
-            self.send_answer(204, fields=preflight_lines(self.fields))
+            self.send_answer(204, fields=preflight_lines(self.head.fields))
         else:
             self.check_head()
 
@@ -250,12 +259,9 @@ class Endpoint(BaseHTTPRequestHandler, Channel):
 
     def read_body(self) -> bytes:
         """The body, within the size limit; after `Expect: 100-continue` only if the head passes its checks."""
-        length = headers.check_framing(self.fields, self.request_version)
-        if self.command == "POST" and not self.fields.keys() & {"content-length", "transfer-encoding"}:
-            raise BadHead(411, "A message needs Content-Length, or the chunked coding")
-        if length > self.server.max_body:
+        if (length := self.head.length) > self.server.max_body:
             raise BadHead(413, f"A message may have at most {self.server.max_body} octets")
-        if "expect" in self.fields and self.request_version == "HTTP/1.1":
+        if "expect" in self.head.fields and self.head.version == "HTTP/1.1":
             self.answer_expectation()
         deadline = time.monotonic() + self.server.request_timeout
         if length == headers.CHUNKED:
@@ -282,7 +288,7 @@ class Endpoint(BaseHTTPRequestHandler, Channel):
 
     def answer_expectation(self) -> None:
         """rfc9110 §10.1.1: the final status at once if the head decides it, else 100 and then the body."""
-        if ",".join(self.fields["expect"]).lower() != "100-continue":
+        if ",".join(self.head.fields["expect"]).lower() != "100-continue":
             raise BadHead(417, "The only expectation served here is 100-continue")
         try:
             self.check_head()
@@ -300,35 +306,34 @@ class Endpoint(BaseHTTPRequestHandler, Channel):
             self.close_connection = True
             raise Rejection(503, "Too many connections", status=503, fields="Retry-After: 1\r\n")
         self.check_origin()
-        if self.path != "/mcp":
+        if self.head.path != "/mcp":
             raise Rejection(None, "Nothing here. POST your MCP messages to /mcp; GET /healthz says ok.", status=404)
-        if self.command != "POST":
+        if self.head.verb != "POST":
             # spec: Streamable HTTP › Earlier Streamable HTTP Revisions: SHOULD answer GET and DELETE with 405
             raise Rejection(None, "This is an MCP endpoint: it takes JSON-RPC messages by POST. Try an MCP client, or"
                             " the curl helper tests/lessons/mcp.sh.", status=405, fields="Allow: POST, OPTIONS\r\n")
-        if not headers.is_json(self.fields):
+        if not headers.is_json(self.head.fields):
             raise Rejection(None, "Content-Type must be application/json", status=415)
         # choice: 406 for an Accept that does not list both, and for none at all, because absent is not a list.
-        if not accepts_both(tuple(self.fields.get("accept", ()))):
+        if not accepts_both(tuple(self.head.fields.get("accept", ()))):
             raise Rejection(None, "Accept must list application/json and text/event-stream", status=406)
         try:
-            return headers.bearer_name(self.fields) or "anonymous"
+            return headers.bearer_name(self.head.fields) or "anonymous"
         except ValueError as problem:
             raise Rejection(None, str(problem), status=401, fields="WWW-Authenticate: Bearer\r\n") from None
 
     def check_origin(self) -> None:
         """Rejects what a web page could send here by way of its visitor's browser."""
         # spec: Streamable HTTP › Security & Endpoint: MUST validate Origin, and MUST answer 403 if it is invalid
-        if "origin" in self.fields and not self.origin_allowed():
+        if "origin" in self.head.fields and not self.origin_allowed():
             raise Rejection(None, "This Origin is not allowed here (see --allow-origin)", status=403)
         # choice: Host must be an address, localhost or an allowed origin's host, because DNS rebinding needs a name.
-        host = headers.host_name(self.fields)
-        if host is not None and not headers.host_allowed(host, self.server.allow_hosts):
+        if self.head.host and not headers.host_allowed(self.head.host, self.server.allow_hosts):
             raise Rejection(None, "This Host is not served here (see --allow-origin)", status=403)
 
     def origin_allowed(self) -> bool:
         """Whether the Origin that a browser sent is this machine's or one of --allow-origin."""
-        return headers.origin_allowed(", ".join(self.fields["origin"]), self.server.allow_origins)
+        return headers.origin_allowed(", ".join(self.head.fields["origin"]), self.server.allow_origins)
 
     # writing
 
@@ -348,11 +353,11 @@ class Endpoint(BaseHTTPRequestHandler, Channel):
             fields += f"Content-Type: {media_type}\r\n"
         if status != 204:
             fields += f"Content-Length: {len(body)}\r\n"
-        self.send(self.head(status, fields) + (b"" if self.command == "HEAD" else body))
+        self.send(self.answer_head(status, fields) + (b"" if self.head.verb == "HEAD" else body))
 
-    def head(self, status: int, fields: str) -> bytes:
+    def answer_head(self, status: int, fields: str) -> bytes:
         """Status line and field lines, all built here; the one value that is echoed, Origin, has been checked."""
-        cors = cors_lines(self.fields) if "origin" in self.fields and self.origin_allowed() else ""
+        cors = cors_lines(self.head.fields) if "origin" in self.head.fields and self.origin_allowed() else ""
         close = "Connection: close\r\n" if self.close_connection else ""
         return (f"HTTP/1.1 {status} {REASONS[status]}\r\nServer: mcp-reference-server\r\n"
                 f"Date: {http_date(int(time.time()))}\r\n{cors}{close}{fields}\r\n").encode("latin-1")
@@ -360,7 +365,7 @@ class Endpoint(BaseHTTPRequestHandler, Channel):
     def send_accepted(self, message: Json) -> None:
         """202: over HTTP only the closed stream cancels, so a notification changes nothing here."""
         try:
-            headers.check_notification_headers(self.fields, message)
+            headers.check_notification_headers(self.head.fields, message)
         except HeaderMismatch as mismatch:
             raise rejection_for(mismatch) from None
         log(f"{message['method']} -> 202")
@@ -368,7 +373,7 @@ class Endpoint(BaseHTTPRequestHandler, Channel):
 
     def send_rejection(self, rejection: Rejection) -> None:
         """The answer to what got no further than HTTP or JSON; what a browser may show its user is a plain sentence."""
-        log(f"{self.command or '-'} {self.path or '-'} -> {rejection.status}, {rejection.message}")
+        log(f"{self.head.verb or '-'} {self.head.path or '-'} -> {rejection.status}, {rejection.message}")
         with contextlib.suppress(Cancelled):
             if rejection.status in (404, 405):
                 text = rejection.message.encode() + b"\n"
@@ -392,13 +397,13 @@ class Endpoint(BaseHTTPRequestHandler, Channel):
 
     def send_stream(self, octets: bytes, last: bool = False) -> None:
         """Events or a comment on the response stream; the first ones turn the answer into a stream."""
-        if chunked := self.request_version == "HTTP/1.1":  # HTTP/1.0: the stream ends with the connection
+        if chunked := self.head.version == "HTTP/1.1":  # HTTP/1.0: the stream ends with the connection
             octets = sse.encode_chunk(octets) + (sse.LAST_CHUNK if last else b"")
         if not self.streaming:
             self.streaming = True
             # spec: Streamable HTTP › Receiving Messages: SHOULD include X-Accel-Buffering: no
             fields = "Content-Type: text/event-stream\r\nCache-Control: no-cache\r\nX-Accel-Buffering: no\r\n"
-            octets = self.head(200, fields + ("Transfer-Encoding: chunked\r\n" if chunked else "")) + octets
+            octets = self.answer_head(200, fields + ("Transfer-Encoding: chunked\r\n" if chunked else "")) + octets
         self.send(octets)
 
     # the channel of the request that is being answered
@@ -477,8 +482,18 @@ class WiredEndpoint(Endpoint):
             self.show("--x", f"{request.reason}: request {request.id!r} is cancelled")
 
 
-# The heads on a kept connection are mostly the same octets, and what they mean is a function of the octets alone.
-parse_head = functools.lru_cache(64)(headers.parse_head)
+@functools.lru_cache(64)  # on a kept connection most heads are the same octets
+def read_whole_head(octets: bytes) -> Head:
+    """What a head says, a function of its octets alone. BadHead for one that breaks the rules."""
+    verb, target, version, fields = headers.parse_head(octets)
+    if not target.startswith("/"):
+        target = re.sub(r"^https?://[^/?#]*", "", target)  # rfc9112 §3.2.2: MUST accept absolute-form
+    length = headers.check_framing(fields, version)
+    if verb == "POST" and not fields.keys() & {"content-length", "transfer-encoding"}:
+        raise BadHead(411, "A message needs Content-Length, or the chunked coding")
+    options = {one.strip().lower() for line in fields.get("connection", ()) for one in line.split(",")}
+    last = version == "HTTP/1.0" or "close" in options
+    return Head(verb, target.partition("?")[0], version, fields, headers.host_name(fields), length, last)
 
 
 @functools.lru_cache(64)
