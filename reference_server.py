@@ -188,6 +188,7 @@ class Endpoint(BaseHTTPRequestHandler, Channel):
         self.connection = self.request
         self.connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, True)
         self.received = bytearray()  # octets read from the socket and not used yet
+        self.gone = False  # the client has closed the connection, or has stopped reading
         self.crowded = len(self.server.connections) > self.server.max_connections
 
     def handle_one_request(self) -> None:
@@ -204,7 +205,7 @@ class Endpoint(BaseHTTPRequestHandler, Channel):
         except Rejection as rejection:
             self.send_rejection(rejection)
         except (Cancelled, OSError):
-            self.close_connection = True
+            self.close_connection = self.gone = True
 
     def do_POST(self) -> None:
         """The MCP endpoint: one message in, one answer out; the first check that fails is the answer."""
@@ -434,7 +435,7 @@ class Endpoint(BaseHTTPRequestHandler, Channel):
         with contextlib.suppress(OSError, Cancelled):
             self.connection.shutdown(socket.SHUT_WR)
             deadline = time.monotonic() + 1
-            while True:
+            while not self.gone:
                 self.received.clear()
                 self.receive(deadline)
 
@@ -672,7 +673,7 @@ class HttpServer(HTTPServer):
         self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
         self.connections: dict[socket.socket, None] = {}  # accept loop and connection threads; single operations only
         self.watcher, self.workers = DisconnectWatcher(), Workers()
-        self.stopping = threading.Event()
+        self.stopping = False  # set by a signal handler, which must not touch a lock
         super().__init__((host, port), Endpoint)
 
     def server_bind(self) -> None:
@@ -686,7 +687,7 @@ class HttpServer(HTTPServer):
         self.watcher.start()
         self.socket.settimeout(poll_interval)
         exhausted = False
-        while not self.stopping.is_set():
+        while not self.stopping:
             try:
                 connection, address = self.socket.accept()
                 exhausted = False
@@ -696,7 +697,7 @@ class HttpServer(HTTPServer):
                 if problem.errno in (errno.EMFILE, errno.ENFILE) and not exhausted:
                     log("out of file descriptors: new connections wait")
                     exhausted = True
-                self.stopping.wait(0.05)
+                time.sleep(0.05)
                 continue
             self.connections[connection] = None
             try:
@@ -704,8 +705,8 @@ class HttpServer(HTTPServer):
             except RuntimeError as problem:
                 log(f"a connection was refused: {problem}")
                 self.end_connection(connection)
-            while len(self.connections) >= 2 * self.max_connections and not self.stopping.wait(0.01):
-                pass
+            while len(self.connections) >= 2 * self.max_connections and not self.stopping:
+                time.sleep(0.01)
         self.end_connections()
 
     def serve_connection(self, connection: socket.socket, address: Any) -> None:
@@ -726,7 +727,7 @@ class HttpServer(HTTPServer):
 
     def stop(self) -> None:
         """Ends `serve_forever`; callable from any thread and from a signal handler."""
-        self.stopping.set()
+        self.stopping = True
 
     def end_connections(self) -> None:
         """Subscriptions get their result, calls are cancelled, idle connections wake up; half a second for all."""
@@ -2176,7 +2177,8 @@ class StdioTransport:
         """Until the end of input; then what was read is answered, within a second."""
         self.mcp.start()
         threading.Thread(target=self.read, name="stdio reader", daemon=True).start()
-        self.over.wait()
+        with contextlib.suppress(KeyboardInterrupt):  # SIGINT and SIGTERM end it too
+            self.over.wait()
         deadline = time.monotonic() + 1
         self.mcp.subscriptions.end(deadline)
         while self.channels and time.monotonic() < deadline:
@@ -2262,10 +2264,9 @@ def serve_stdio(mcp: Server) -> None:
     source, sink, nothing = os.dup(0), os.dup(1), os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
     os.dup2(2, 1)  # spec: stdio › stdio: MUST NOT write anything to stdout that is not a valid MCP message
-    transport = StdioTransport(mcp, source, sink, os.environ.get("MCP_USER", "anonymous"))
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda *_: transport.over.set())
-    transport.serve()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    with contextlib.suppress(KeyboardInterrupt):
+        StdioTransport(mcp, source, sink, os.environ.get("MCP_USER", "anonymous")).serve()
 
 
 # -------------------------------------------------------------------------------------------------- command line
@@ -2307,18 +2308,24 @@ def main() -> int:
     options = parse_command_line()
     rate = (options.rate, 5 * options.rate) if options.rate > 0 else None
     try:
-        mcp = demo_server(options.step_seconds, Store(options.state), rate)
+        with contextlib.closing(Store(options.state)) as store:
+            mcp = demo_server(options.step_seconds, store, rate)
+            if options.stdio:
+                serve_stdio(mcp)
+            else:
+                serve_http(mcp, options)
     except sqlite3.Error as problem:
         print(f"reference_server: cannot use {options.state}: {problem}", file=sys.stderr)
         return 1
-    if options.stdio:
-        serve_stdio(mcp)
-        return 0
-    try:
-        http = HttpServer(mcp, options.host, options.port, options.allow_origin)
     except (OSError, OverflowError) as problem:
         print(f"reference_server: cannot listen on {options.host}, port {options.port}: {problem}", file=sys.stderr)
         return 1
+    return 0
+
+
+def serve_http(mcp: Server, options: argparse.Namespace) -> None:
+    """Serves until SIGINT or SIGTERM. OSError when the address is taken."""
+    http = HttpServer(mcp, options.host, options.port, options.allow_origin)
     for limit in ("keep_alive", "idle_timeout", "request_timeout", "write_timeout", "max_body", "max_connections"):
         setattr(http, limit, getattr(options, limit))
     http.endpoint = WiredEndpoint if options.wire else Endpoint
@@ -2328,7 +2335,6 @@ def main() -> int:
     host = f"[{options.host}]" if ":" in options.host else options.host
     log(f"MCP {SUPPORTED_VERSIONS[0]} at http://{host}:{http.port}/mcp (Ctrl-C ends it)")
     http.serve_forever()
-    return 0
 
 
 if __name__ == "__main__":

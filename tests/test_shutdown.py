@@ -103,7 +103,8 @@ def test_a_signal_ends_everything_in_an_orderly_way(signals: list[signal.Signals
         assert (status, out) == (0, "")
         assert lines.count("[ref] build_report cancelled at step 1 (server stopped)") == calls
         assert [line for line in lines if not line.startswith("[ref] ")] == []
-    HttpServer(Server("next", "1"), port=port).server_close()  # can be bound again at once
+    with running(Server("next", "1"), port=port) as following:  # the port can be bound again at once
+        assert following.call("server/discover").status == 200
 
 
 def test_a_taken_port_is_one_clear_line() -> None:
@@ -197,7 +198,7 @@ def test_a_request_that_has_been_read_is_answered_before_the_end() -> None:
     @server.tool("brief", "Goes on when the server stops.", {"type": "object"})
     def brief(arguments: dict[str, Any], request: Request) -> str:
         begun.set()
-        assert one.http.stopping.wait(PATIENCE)
+        assert eventually(lambda: one.http.stopping)
         return "just in time"
 
     with running(server) as one, one.connect() as connection:
