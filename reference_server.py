@@ -432,10 +432,12 @@ class Endpoint(BaseHTTPRequestHandler, Channel):
 
     def finish(self) -> None:
         """Lets the client read the last answer before the close, which over unread octets would be a reset."""
+        if self.gone:
+            return
         with contextlib.suppress(OSError, Cancelled):
             self.connection.shutdown(socket.SHUT_WR)
             deadline = time.monotonic() + 1
-            while not self.gone:
+            while True:
                 self.received.clear()
                 self.receive(deadline)
 

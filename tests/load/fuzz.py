@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import copy
 import itertools
 import json
 import random
@@ -52,12 +53,13 @@ class Input(NamedTuple):
 
 def corpus() -> list[tuple[dict[str, Any] | bytes, dict[str, str]]]:
     """Bodies, and the field lines beside those that `octets` gives them."""
-    tasks = {"extensions": {"io.modelcontextprotocol/tasks": {}}, "elicitation": {}}
+    tasks = {"extensions": {"io.modelcontextprotocol/tasks": {}}}  # no forms, so that no task waits for an answer
     call: Callable[..., dict[str, Any]] = lambda name, arguments, **more: message(  # noqa: E731
         "tools/call", {"name": name, "arguments": arguments}, **more)
     bodies: list[dict[str, Any]] = [
         call("get_weather", {"location": "Oslo"}), call("get_weather_data", {"location": "Zürich"}, id="a"),
-        call("add_to_cart", {"cartId": "cart_x", "sku": "tea"}), call("create_repo", {"repo": "r"}, capabilities=tasks),
+        call("add_to_cart", {"cartId": "cart_x", "sku": "tea"}),
+        call("create_repo", {"repo": "r"}, capabilities={"elicitation": {}}),
         call("build_report", {"month": "May"}, progressToken=0, log_level="debug"),
         call("build_report", {"month": "May"}, capabilities=tasks),
         call("book_flight", {"to": "OSL", "date": "2031-01-01"}),
@@ -142,11 +144,16 @@ def mutate_json(chance: random.Random, value: Any) -> Any:
             if change == 0:
                 del holder[name]
             elif change == 1:
-                holder[chance.choice(NEW_MEMBERS)] = chance.choice(VALUES)
+                holder[chance.choice(NEW_MEMBERS)] = odd_value(chance)
             else:
-                holder[name] = chance.choice(VALUES)
+                holder[name] = odd_value(chance)
             break
     return value if chance.random() < 0.95 else chance.choice([[value], [value, value], *VALUES])
+
+
+def odd_value(chance: random.Random) -> Any:
+    """One of VALUES, copied, because the next mutation may change what is inside."""
+    return copy.deepcopy(chance.choice(VALUES))
 
 
 def mutate_fields(chance: random.Random, request: bytes) -> bytes:

@@ -3,9 +3,9 @@
     python tests/load/soak.py [--seconds 600] [--clients 8]
 
 Calls, streams, subscriptions, tasks, questions and bad input from several clients at once, each of which hangs up
-whenever it likes. The first part warms the server up; then all clients pause, and what the server holds is the
-measure for the end. Exit status 1 if it holds more then (5 MB are granted), if an answer was wrong, or if the log
-has a traceback. Linux only: it looks into /proc.
+whenever it likes. Four tenths of the time warm the server up (its allocators take some 40,000 visits to fill); then
+all clients pause, and what the server holds is the measure for the end. Exit status 1 if it holds more then (5 MB
+are granted), if an answer was wrong, or if the log has a traceback. Linux only: it looks into /proc.
 """
 
 from __future__ import annotations
@@ -169,11 +169,8 @@ class Visitor:
         connection.read_to_end()
 
     def bad_input(self) -> None:
-        """What the fuzzer sends, but no task that would wait for an answer until it expires."""
-        sent = fuzz.make_input(self.chance.randrange(10**9))
-        while b"elicitation" in b"".join(sent.pieces):
-            sent = fuzz.make_input(self.chance.randrange(10**9))
-        fault = fuzz.find_fault(self.port, sent)
+        """What the fuzzer sends."""
+        fault = fuzz.find_fault(self.port, fuzz.make_input(self.chance.randrange(10**9)))
         assert fault is None, fault
 
 
@@ -243,9 +240,9 @@ def main() -> int:
         with process(str(HERE.parents[1] / "reference_server.py"), *OPTIONS, "--state", state) as server:
             traffic = Traffic(server, options.clients)
             print(f"at the start: {show(held(server))}", flush=True)
-            before = traffic.run(0.25 * options.seconds)
+            before = traffic.run(0.4 * options.seconds)
             print(f"warmed up:    {show(before)}", flush=True)
-            after = traffic.run(0.75 * options.seconds)
+            after = traffic.run(0.6 * options.seconds)
             print(f"at the end:   {show(after)}", flush=True)
             status = server.stop()
     print("visits:", ", ".join(f"{count} {name}" for name, count in sorted(traffic.visits.items())))
