@@ -188,7 +188,7 @@ class Endpoint(BaseHTTPRequestHandler, Channel):
         self.connection = self.request
         self.connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, True)
         self.received = bytearray()  # octets read from the socket and not used yet
-        self.gone = False  # the client has closed the connection, or has stopped reading
+        self.gone = False  # the client reads no more
         self.crowded = len(self.server.connections) > self.server.max_connections
 
     def handle_one_request(self) -> None:
@@ -205,7 +205,7 @@ class Endpoint(BaseHTTPRequestHandler, Channel):
         except Rejection as rejection:
             self.send_rejection(rejection)
         except (Cancelled, OSError):
-            self.close_connection = self.gone = True
+            self.close_connection = True
 
     def do_POST(self) -> None:
         """The MCP endpoint: one message in, one answer out; the first check that fails is the answer."""
@@ -344,7 +344,7 @@ class Endpoint(BaseHTTPRequestHandler, Channel):
             self.connection.settimeout(self.server.write_timeout)
             self.connection.sendall(octets)
         except OSError:
-            self.close_connection = True
+            self.close_connection = self.gone = True
             raise Cancelled("stream closed") from None
         self.last_write = time.monotonic()
 
