@@ -805,11 +805,14 @@ class Request:
             raise
 
     def progress(self, done: float, total: float | None = None, message: str | None = None) -> None:
-        """Reports progress to a client that asked for it; a value that does not increase is dropped."""
+        """Reports progress; a value that does not increase is dropped."""
         # spec: Progress › Progress Flow: the progress value MUST increase with each notification
-        if not math.isfinite(done) or (self.reported is not None and done <= self.reported):
-            return
-        self.reported = done
+        if math.isfinite(done) and (self.reported is None or done > self.reported):
+            self.reported = done
+            self.report(done, total, message)
+
+    def report(self, done: float, total: float | None, message: str | None) -> None:
+        """Tells a client that asked for it."""
         # spec: Progress › Behavior Requirements: MUST only reference tokens that were provided
         if (token := self.meta.get("progressToken")) is not None:
             params = present(progressToken=token, progress=done, total=total, message=message)
@@ -954,7 +957,8 @@ def compile_schema(schema: Json) -> Check:
     closed = schema.get("additionalProperties") is False
 
     def check(value: Any) -> str | None:
-        if types and type(value) not in types and not ("integer" in kinds and is_integral(value)):
+        integral = type(value) is float and value.is_integer() and "integer" in kinds  # to JSON Schema 42.0 is one
+        if types and type(value) not in types and not integral:
             return f" must be of type {' or '.join(kinds)}"
         if enum is not None and not any(type(value) is type(one) and value == one for one in enum):
             return f" must be one of {json.dumps(enum)[1:-1]}"
@@ -972,11 +976,6 @@ def compile_schema(schema: Json) -> Check:
         return None
 
     return check
-
-
-def is_integral(value: Any) -> bool:
-    """42.0 is an integer to JSON Schema."""
-    return type(value) is float and value.is_integer()
 
 
 TOKEN: Json = {"type": ["string", "integer"]}
@@ -1748,11 +1747,9 @@ class TaskRequest(Request):
         self.tasks.server.subscriptions.publish("task", str(self.id))
         return rows[0]
 
-    def progress(self, done: float, total: float | None = None, message: str | None = None) -> None:
+    def report(self, done: float, total: float | None, message: str | None) -> None:
         """Records the step, so that another worker can go on after it."""
-        if math.isfinite(done) and (self.reported is None or done > self.reported):
-            self.reported = done
-            self.record(done=done, message=message or f"{done:g}" + (f" of {total:g}" if total else ""))
+        self.record(done=done, message=message or f"{done:g}" + (f" of {total:g}" if total else ""))
 
     def as_task(self, required: bool = False, ttl_ms: int = 3_600_000) -> None:
         """It is one already."""
@@ -1761,18 +1758,24 @@ class TaskRequest(Request):
         """Whether the client that created the task can show its user a form."""
         return self.declares({"elicitation": {"form": {}}})
 
+    def row(self) -> sqlite3.Row:
+        """The task as it stands; Cancelled when it is not to go on."""
+        row = self.tasks.find(str(self.id))
+        if self.reason or row is None:
+            raise Cancelled(self.reason or "expired")
+        return row
+
     def ask(self, requests: Json) -> Json:
         """Waits until tasks/update has brought an answer to each; one that was given before is not asked for again."""
         for wanted in requests.values():
             self.require(capability_for(wanted))
-        row = self.tasks.find(str(self.id))
+        row = self.row()
         if not requests.keys() <= json.loads(row["answers"]).keys():
             row = self.record(status="input_required", asked=json.dumps(json.loads(row["asked"]) | requests))
         while not requests.keys() <= (answers := json.loads(row["answers"])).keys():
             self.answered.wait(KEEPER_SECONDS)
             self.answered.clear()
-            if self.reason or not (row := self.tasks.find(str(self.id))):
-                raise Cancelled(self.reason or "expired")
+            row = self.row()
         self.responses |= answers
         return {key: answers[key] for key in requests}
 
@@ -1828,7 +1831,7 @@ class Tasks:
         finally:
             self.running.pop(str(request.id), None)
 
-    def find(self, task_id: str, user: str | None = None) -> Any:
+    def find(self, task_id: str, user: str | None = None) -> sqlite3.Row | None:
         """A task's row, or None if there is none, or not for this user; an orphan is adopted on the way."""
         rows = self.store.execute("SELECT * FROM tasks WHERE id = ? AND coalesce(?, user) = user", task_id, user)
         if rows:
@@ -1844,7 +1847,7 @@ class Tasks:
                     secrets.token_hex(8), now + LEASE_SECONDS, row["id"], now):
                 self.start(orphan)
 
-    def find_for(self, request: Request) -> Any:
+    def find_for(self, request: Request) -> sqlite3.Row:
         """The row that a tasks/* request names."""
         # spec: Tasks Extension › Security Implications: MUST check on each request that the client may access a task
         row = self.find(request.params["taskId"], request.user)
@@ -1860,7 +1863,7 @@ class Tasks:
         """tasks/update: answers to outstanding input requests; others are ignored."""
         task_id, given = self.find_for(request)["id"], request.params["inputResponses"]
         with self.store.transaction():
-            row = self.store.execute("SELECT asked, answers FROM tasks WHERE id = ?", task_id)[0]
+            row = self.find_for(request)
             asked, answers = json.loads(row["asked"]), json.loads(row["answers"])
             new = {key: given[key] for key in asked if key in given and key not in answers}
             for key, answer in new.items():
@@ -1907,8 +1910,8 @@ class Tasks:
     def release(self) -> None:
         """At shutdown: lets go of the leases, so that another instance can take up the work at once."""
         for worker in list(self.running.values()):
-            self.store.execute(f"UPDATE tasks SET lease = 0 WHERE owner = ? AND {ACTIVE}", worker.owner)
             worker.cancel("server stopped")
+            self.store.execute(f"UPDATE tasks SET lease = 0 WHERE owner = ? AND {ACTIVE}", worker.owner)
 
 
 def check_answer(key: str, asked: Json, answer: Any) -> None:
@@ -2217,7 +2220,11 @@ class StdioTransport:
                 # spec: Overview › Requests: the ID MUST NOT match one that has not been answered yet
                 raise Rejection(INVALID_REQUEST, "This id's request is in progress", message_id=message["id"])
             self.channels[key] = StdioChannel(self)
-            self.workers.run(self.answer, message, key)
+            try:
+                self.workers.run(self.answer, message, key)
+            except RuntimeError as problem:  # as the accept loop does
+                del self.channels[key]
+                raise Rejection(INTERNAL_ERROR, f"Not served: {problem}", message_id=message["id"]) from None
         except Rejection as rejection:
             log(f"line refused: {rejection.message}")
             self.send(sse.encode_json(rejection.response(rejection.id)))

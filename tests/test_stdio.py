@@ -141,14 +141,6 @@ def pipes(gated: Gated, log: Lines) -> Iterator[Pipes]:
     assert pipes.end() == []
 
 
-@pytest.fixture
-def log(monkeypatch: pytest.MonkeyPatch) -> Lines:
-    """What goes to stderr in this test."""
-    lines = Lines()
-    monkeypatch.setattr(sys.stderr, "write", lines.write)
-    return lines
-
-
 def text_of(response: dict[str, Any]) -> Any:
     return response["result"]["content"][0]["text"]
 
@@ -438,6 +430,21 @@ def test_output_that_nobody_takes_does_not_keep_the_server(
     os.close(pipes.output)  # frees the worker
     assert not stuck
     check_all_ended(pipes)
+
+
+def test_a_request_that_gets_no_thread_is_refused_and_the_next_is_served(
+        pipes: Pipes, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Choice: as over HTTP, one request is lost, not the server; its id is free again."""
+    def no_more(*_: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as full:
+        full.setattr(pipes.transport.workers, "run", no_more)
+        pipes.call("echo", {"text": "x"}, 5)
+        refused = pipes.next()
+    assert refused["id"] == 5 and refused["error"]["code"] == -32603
+    pipes.call("echo", {"text": "y"}, 5)
+    assert text_of(pipes.next()) == "y"
 
 
 def test_output_that_is_closed_ends_the_server(gated: Gated, log: Lines) -> None:

@@ -630,6 +630,22 @@ def test_a_task_that_expires_is_freed_and_its_work_stops(server, capsys):
     assert get(server, other)["status"] == "working"
 
 
+def test_a_task_that_expires_while_it_is_answered_is_unknown(server, monkeypatch, capsys):
+    """MUST (Tasks Extension › Protocol Errors): -32602 for a task that is gone, whenever it went."""
+    task = create(server, "asks", capabilities=CAN_ASK)
+    wait_for(server, task, "input_required")
+    transaction = server.store.transaction
+
+    def too_late():
+        server.store.execute("DELETE FROM tasks WHERE id = ?", task)
+        return transaction()
+
+    monkeypatch.setattr(server.store, "transaction", too_late)
+    assert update(server, task, {"a": {"action": "decline"}})["error"]["code"] == -32602
+    assert eventually(lambda: not server.tasks.running)
+    assert "Traceback" not in capsys.readouterr().err
+
+
 def test_a_finished_task_expires_too(server):
     """MAY (Tasks Extension › Protocol Errors): a purged task cannot be found."""
     task = create(server, "fails")
