@@ -3,6 +3,18 @@
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).resolve().parents[1]
 for folder in (ROOT, ROOT / "tests", ROOT / "tests" / "lessons"):
     sys.path.insert(0, str(folder))
+
+from support import Lines  # noqa: E402
+
+
+@pytest.fixture
+def log(monkeypatch: pytest.MonkeyPatch) -> Lines:
+    """What goes to stderr in this test."""
+    lines = Lines()
+    monkeypatch.setattr(sys.stderr, "write", lines.write)
+    return lines

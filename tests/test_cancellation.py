@@ -6,7 +6,6 @@ import re
 import select
 import socket
 import struct
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -161,14 +160,6 @@ def any_slow(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
     chosen = request.getfixturevalue("slow" if request.param == "epoll" else "slow_without_epoll")
     assert isinstance(chosen, Slow)
     return chosen
-
-
-@pytest.fixture
-def log(monkeypatch: pytest.MonkeyPatch) -> Lines:
-    """What goes to stderr in this test."""
-    lines = Lines()
-    monkeypatch.setattr(sys.stderr, "write", lines.write)
-    return lines
 
 
 def close(connection: Connection) -> None:

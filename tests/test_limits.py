@@ -55,14 +55,6 @@ def settled(serving: Running) -> Iterator[None]:
     assert eventually(lambda: not serving.http.connections)
 
 
-@pytest.fixture
-def log(monkeypatch: pytest.MonkeyPatch) -> Lines:
-    """What goes to stderr in this test."""
-    lines = Lines()
-    monkeypatch.setattr(sys.stderr, "write", lines.write)
-    return lines
-
-
 def descriptors() -> int:
     """How many this process has open."""
     return len(os.listdir("/proc/self/fd"))

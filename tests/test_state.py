@@ -15,7 +15,7 @@ import threading
 from pathlib import Path
 
 import pytest
-from support import PATIENCE, Lines, Listener, alive, call_tool, eventually, respond, running
+from support import PATIENCE, Listener, alive, call_tool, eventually, respond, running
 from walks import KNOWS_TASKS, WALKS, Client, RoundRobin
 
 import reference_server
@@ -27,11 +27,9 @@ STEPS = 5
 
 
 @pytest.fixture
-def lines(monkeypatch):
+def lines(log):
     """What is written to stderr."""
-    lines = Lines()
-    monkeypatch.setattr(sys.stderr, "write", lines.write)
-    return lines
+    return log
 
 
 @pytest.fixture

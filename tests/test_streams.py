@@ -4,7 +4,6 @@ import contextlib
 import itertools
 import json
 import math
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -66,14 +65,6 @@ def stage() -> Iterator[Stage]:
         stage = Stage(*one)
         stage.scripts, stage.numbers, stage.open = scripts, itertools.count(), 0
         yield stage
-
-
-@pytest.fixture
-def log(monkeypatch: pytest.MonkeyPatch) -> Lines:
-    """What goes to stderr in this test."""
-    lines = Lines()
-    monkeypatch.setattr(sys.stderr, "write", lines.write)
-    return lines
 
 
 def split_chunks(body: bytes) -> list[bytes]:

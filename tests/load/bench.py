@@ -34,7 +34,7 @@ HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 sys.path[:0] = [str(ROOT), str(HERE.parent), str(HERE.parent / "official")]
 
-from harness import install_python  # noqa: E402
+from harness import end_process, install_python  # noqa: E402
 from support import message, octets  # noqa: E402
 
 OURS, LOOP, SDK = "this server", "bare loop", "python-sdk"
@@ -108,12 +108,7 @@ class Running:
 
     def end(self) -> None:
         """Ends the process, and waits for it."""
-        self.process.terminate()
-        try:
-            self.process.wait(10)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            self.process.wait()
+        end_process(self.process)
         if self.reader:
             self.reader.join()
             assert self.process.stdout

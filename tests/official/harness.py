@@ -8,7 +8,7 @@ import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 ROOT = Path(__file__).resolve().parents[2]
 CACHE = ROOT / ".cache"  # ignored by git; removing it only costs the next run its downloads
@@ -68,6 +68,16 @@ class Log:
             return self.changed.wait_for(found, seconds)
 
 
+def end_process(process: subprocess.Popen[Any]) -> None:
+    """Ends a process, by force if it must be, and waits for it."""
+    process.terminate()
+    try:
+        process.wait(10)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
 class HttpProcess:
     """One of this repository's servers, started with `--port 0`, as a context manager with its `url` and `log`."""
 
@@ -86,9 +96,4 @@ class HttpProcess:
         return self
 
     def __exit__(self, *exception: object) -> None:
-        self.process.terminate()
-        try:
-            self.process.wait(10)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            self.process.wait()
+        end_process(self.process)
