@@ -98,12 +98,15 @@ KEEPER_SECONDS = 0.2  # how often leases are renewed and other instances' change
 
 
 class Rejection(Exception):
-    """A request that is not served: JSON-RPC code (None: HTTP refuses it), message, data, HTTP status, field lines."""
+    """A request that is not served: JSON-RPC code (None: HTTP refuses it), message, data, HTTP status, field lines.
+
+    `rule` is what the refusal rests on, "Page › Heading" of the specification or "rfc9110 §15.5.16"; the log shows it.
+    """
 
     def __init__(self, code: int | None, message: str, data: Any = None, status: int = 0, fields: str = "",
-                 message_id: str | int | None = None) -> None:
+                 message_id: str | int | None = None, *, rule: str = "") -> None:
         super().__init__(message)
-        self.code, self.message, self.data, self.fields = code, message, data, fields
+        self.code, self.message, self.data, self.fields, self.rule = code, message, data, fields, rule
         self.status = status or STATUS_OF_CODE.get(code or 0, 200)
         self.id = message_id  # when the message is rejected before it is known to be a request
 
@@ -1974,8 +1977,8 @@ def add_report(server: Server, step_seconds: float) -> None:
         work(request, 1, 5)
         charts = ""
         if request.can_ask():
-            request.ask({"charts": elicit("Include charts in the report?", {"include": {"type": "boolean"}})})
-            charts = ", with charts" if (request.accepted("charts") or {}).get("include") else ", without charts"
+            request.ask({"charts": elicit("Include charts in the report?", {"charts": {"type": "boolean"}})})
+            charts = ", with charts" if (request.accepted("charts") or {}).get("charts") else ", without charts"
         work(request, 6, 10)
         return f"The report for {arguments['month']} is ready{charts}."
 

@@ -251,10 +251,10 @@ WALKS = {
     "a cart": (walk_cart, ['"items": ["a"]', '"items": ["a", "b"]']),
     "a repository": (walk_repository, ["Created octocat/mcp.", "input_required", "as you wished", "-32602"]),
     "a report with charts": (
-        walk_report({"action": "accept", "content": {"include": True}}),
+        walk_report({"action": "accept", "content": {"charts": True}}),
         ['"task"', "input_required", "with charts"],
     ),
-    "a report without": (walk_report({"action": "accept", "content": {"include": False}}), ["without charts"]),
+    "a report without": (walk_report({"action": "accept", "content": {"charts": False}}), ["without charts"]),
     "a report for who declines": (walk_report({"action": "decline"}), ["without charts"]),
     "a cancelled report": (walk_cancelled_report, ['"cancelled"']),
     "the pages of a list": (walk_pages, ['"LICENSE"']),

@@ -743,7 +743,7 @@ def test_an_answer_to_a_task_is_taken_whole_or_refused(monkeypatch, path, lines,
         client, store = Client(server.port), server.server.store
         task = client.result_of("build_report", {"month": "May"}, capabilities=KNOWS_TASKS)["taskId"]
         assert client.becomes(task, "input_required")
-        charts = {"action": "accept", "content": {"include": True}, "note": "x" * 90_000}
+        charts = {"action": "accept", "content": {"charts": True}, "note": "x" * 90_000}
         update = {"taskId": task, "inputResponses": {"charts": charts}}
         with trouble(store) as cause:
             response = client.call("tasks/update", update, capabilities=KNOWS_TASKS)

@@ -389,20 +389,20 @@ def test_the_client_dies_and_another_one_of_the_same_user_reads_the_report():
                 return another.call("tasks/get", {"taskId": task}, "alice", capabilities=HAS_TASKS).message["result"]
 
             assert eventually(lambda: poll()["status"] == "input_required")
-            yes = {"charts": {"action": "accept", "content": {"include": True}}}
+            yes = {"charts": {"action": "accept", "content": {"charts": True}}}
             another.call("tasks/update", {"taskId": task, "inputResponses": yes}, "alice", capabilities=HAS_TASKS)
             assert eventually(lambda: poll()["status"] == "completed")
             assert text_of(poll()) == "The report for May is ready, with charts."
 
 
 ANSWERS = [
-    ({"action": "accept", "content": {"include": True}}, "with"),
-    ({"action": "accept", "content": {"include": False}}, "without"),
+    ({"action": "accept", "content": {"charts": True}}, "with"),
+    ({"action": "accept", "content": {"charts": False}}, "without"),
     ({"action": "decline"}, "without"),
     ({"action": "cancel"}, "without"),
-    ({"action": "decline", "content": {"include": True}}, "without"),
-    ({"action": "cancel", "content": {"include": True}}, "without"),
-    ({"action": "accept", "content": {"include": True, "more": "yes"}}, "with"),
+    ({"action": "decline", "content": {"charts": True}}, "without"),
+    ({"action": "cancel", "content": {"charts": True}}, "without"),
+    ({"action": "accept", "content": {"charts": True, "more": "yes"}}, "with"),
 ]
 
 
@@ -411,7 +411,7 @@ def ask_about_charts(server):
     task = create(server, "build_report", MAY, capabilities=CAN_ASK)
     asked = wait_for(server, task, "input_required")
     assert asked["inputRequests"]["charts"]["params"]["requestedSchema"]["properties"] == {
-        "include": {"type": "boolean"}
+        "charts": {"type": "boolean"}
     }
     assert asked["statusMessage"] == "step 5 of 10"
     return task, asked
@@ -430,18 +430,18 @@ def test_the_report_has_charts_only_if_the_user_says_so(demo, answer, charts):
 @pytest.mark.parametrize(
     "answer",
     [
-        {"action": "accept", "content": {"include": "yes"}},
-        {"action": "accept", "content": {"include": "true"}},
-        {"action": "accept", "content": {"include": 1}},
-        {"action": "accept", "content": {"include": None}},
-        {"action": "accept", "content": {"include": [True]}},
+        {"action": "accept", "content": {"charts": "yes"}},
+        {"action": "accept", "content": {"charts": "true"}},
+        {"action": "accept", "content": {"charts": 1}},
+        {"action": "accept", "content": {"charts": None}},
+        {"action": "accept", "content": {"charts": [True]}},
         {"action": "accept", "content": {}},
         {"action": "accept", "content": None},
         {"action": "accept"},
         {"action": "accept", "content": "yes"},
-        {"action": "accept", "content": ["include"]},
+        {"action": "accept", "content": ["charts"]},
         {"action": "decline", "content": "no"},
-        {"action": True, "content": {"include": True}},
+        {"action": True, "content": {"charts": True}},
         {"action": "yes"},
         {"action": ["accept"]},
         {},

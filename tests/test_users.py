@@ -48,7 +48,7 @@ def add_to_cart(server, handle, user):
 
 def use_task(method):
     def use(server, handle, user):
-        params = {"taskId": handle, "inputResponses": {"charts": {"action": "accept", "content": {"include": True}}}}
+        params = {"taskId": handle, "inputResponses": {"charts": {"action": "accept", "content": {"charts": True}}}}
         return respond(server, method, params, user, capabilities=CAPABILITIES)
 
     return use

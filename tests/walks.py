@@ -149,7 +149,7 @@ def walk_tasks(client: Client) -> None:
     task = create_report(client)
     assert client.becomes(task, "input_required")
     assert client.task("get", task)["inputRequests"].keys() == {"charts"}
-    client.task("update", task, inputResponses={"charts": {"action": "accept", "content": {"include": True}}})
+    client.task("update", task, inputResponses={"charts": {"action": "accept", "content": {"charts": True}}})
     assert client.becomes(task, "completed")
     for _ in range(2):  # both instances tell the same
         done = client.task("get", task)

@@ -117,7 +117,7 @@ def walk(ask: Ask) -> None:
     while cursor is not None:
         cursor = ask("resources/list", {"cursor": cursor})["result"].get("nextCursor")
     walk_questions(ask)
-    for answer in ({"action": "accept", "content": {"include": True}}, {"action": "decline"}, None):
+    for answer in ({"action": "accept", "content": {"charts": True}}, {"action": "decline"}, None):
         walk_report(ask, answer)
     for switch in ("toggle_beta_tool", "toggle_beta_tool", "touch_config"):
         ask("tools/call", tool(switch))
