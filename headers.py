@@ -3,13 +3,16 @@
 A client copies a few values of the JSON-RPC body into HTTP headers, so that a gateway can route a request
 without parsing its body. These mirrored headers are worth something only if whoever reads the body compares.
 Below are both sides of a mirrored header (1), the encoding of its value (2), the x-mcp-header annotations of a
-tool's schema (3), the head of an HTTP request (4), and what its other field values mean (5).
+tool's schema (3), the head of an HTTP request (4), the verdict on it (5), and what its field values mean (6).
 
-`BadHead` is a head that HTTP forbids, `HeaderMismatch` a mirrored header that is missing, malformed or not what
-the body says, `ValueError` (with the reason) anything else. Nothing here touches a socket or keeps state.
+`BadHead` is a head that HTTP forbids, `Refused` one that this server does not serve, `HeaderMismatch` a mirrored
+header that is missing, malformed or not what the body says; each names the rule that it rests on. `ValueError` (with
+the reason) is anything else. Nothing here touches a socket or keeps state.
 """
 
 import base64
+import datetime
+import functools
 import ipaddress
 import re
 from collections.abc import Collection, Iterator, Sequence
@@ -23,13 +26,20 @@ SAFE_INTEGER = 2**53 - 1  # beyond it, JSON parsers that use floats see neighbou
 
 class HeaderMismatch(ValueError):
     """A mirrored header is missing, malformed, or differs from the body; the text says which and how."""
-
-
-class BadHead(ValueError):
-    """A head that breaks HTTP's grammar or a limit; `status` is the HTTP status to answer with."""
-    def __init__(self, status: int, reason: str) -> None:
+    def __init__(self, reason: str, rule: str = "Streamable HTTP › Server Validation") -> None:
         super().__init__(reason)
-        self.status = status
+        self.rule = rule
+
+
+class Refused(ValueError):
+    """A request that HTTP's own words refuse: `status`, the `rule` behind it, `fields` (lines) for the answer."""
+    def __init__(self, status: int, reason: str, rule: str, fields: str = "") -> None:
+        super().__init__(reason)
+        self.status, self.rule, self.fields = status, rule, fields
+
+
+class BadHead(Refused):
+    """Octets that break HTTP's grammar or a limit, so that nobody can tell where the next request begins."""
 
 
 # ---- 1. Both sides of a mirrored header ------------------------------------------------------------------------
@@ -263,7 +273,24 @@ CHUNKED = -1
 REQUEST_LINE = re.compile(rf"({TOKEN}) ([!-~]+) HTTP/([0-9])\.([0-9])")
 # rfc9112 §5: field-line = field-name ":" OWS field-value OWS
 #   OWS = *( SP / HTAB ), field-value = *( VCHAR / obs-text / SP / HTAB )
-FIELD_LINE = re.compile(rf"({TOKEN}):[ \t]*+([ -~\x80-\xff\t]*)")
+# choice: other controls pass in Mcp-* fields, for the comparison to refuse: its answer says more than HTTP's
+FIELD_LINE = re.compile(rf"(?=(?i:Mcp-)|[ -~\x80-\xff\t]*\Z)({TOKEN}):[ \t]*+([^\r\n\0]*)")
+
+
+
+
+class Head(NamedTuple):
+    """What the head of a request says."""
+    verb: str
+    path: str  # of the request-target, without its query
+    version: str  # "HTTP/1.1" or "HTTP/1.0"
+    fields: Fields
+    host: str | None  # the name under which the client called, without its port
+    length: int  # octets of the body, or CHUNKED
+    last: bool  # the connection ends after this request
+
+
+NO_HEAD = Head("", "", "HTTP/1.1", {}, None, 0, True)  # of a request that could not be read
 
 
 def check_head_so_far(received: bytes | bytearray) -> None:
@@ -271,11 +298,28 @@ def check_head_so_far(received: bytes | bytearray) -> None:
     # rfc9112 §2.2: SHOULD ignore an empty line before the request line
     lines = bytes(received).rstrip(b"\r\n").removeprefix(b"\r\n").split(b"\r\n")
     if (lines[0] and not HEADER_NAME.match(chr(lines[0][0]))) or received.count(b"\n") > received.count(b"\r\n"):
-        raise BadHead(400, "the first octet is not of a method, or a line ends with LF alone")
+        raise BadHead(400, "the first octet is not of a method, or a line ends with LF alone", "rfc9112 §2.2")
     if len(lines[0]) > MAX_LINE:
-        raise BadHead(414, f"the request line is longer than {MAX_LINE} octets")
+        raise BadHead(414, f"the request line is longer than {MAX_LINE} octets", "rfc9110 §15.5.15")
     if len(lines) > 1 + MAX_FIELDS or max(map(len, lines)) > MAX_LINE or len(received) > 8 * MAX_LINE:
-        raise BadHead(431, f"more than {MAX_FIELDS} fields, {MAX_LINE} octets in one or {8 * MAX_LINE} in all")
+        raise BadHead(431, f"more than {MAX_FIELDS} fields, {MAX_LINE} octets in one or {8 * MAX_LINE} in all",
+                      "rfc6585 §5")
+
+
+@functools.lru_cache(128)  # on a kept connection most heads are the same octets
+def read_head(octets: bytes) -> Head:
+    """What the octets before a blank line say. BadHead for those that break the rules."""
+    verb, target, version, fields = parse_head(octets)
+    length = check_framing(fields, version)
+    if verb == "POST" and not fields.keys() & {"content-length", "transfer-encoding"}:
+        raise BadHead(411, "A message needs Content-Length, or the chunked coding", "rfc9110 §15.5.12")
+    host = host_name(fields)
+    # rfc9112 §3.2.2: MUST accept absolute-form, whose host counts instead of the Host field's
+    if absolute := ABSOLUTE_FORM.fullmatch(target):
+        host, target = authority_name(absolute[1]), absolute[2] if absolute[2][:1] == "/" else "/" + absolute[2]
+    options = {one.strip(" \t").lower() for line in fields.get("connection", ()) for one in line.split(",")}
+    last = version == "HTTP/1.0" or "close" in options
+    return Head(verb, target.partition("?")[0], version, fields, host, length, last)
 
 
 def parse_head(head: bytes) -> tuple[str, str, str, Fields]:
@@ -283,15 +327,15 @@ def parse_head(head: bytes) -> tuple[str, str, str, Fields]:
     check_head_so_far(head)
     start_line, *lines = head.decode("latin-1").removeprefix("\r\n").split("\r\n")
     start = REQUEST_LINE.fullmatch(start_line)
-    # rfc9110 §15.6.6: 505 is for another major version
     if start is None or start[3] != "1":
-        raise BadHead(505 if start else 400, f"{_shown(start_line)} is not a request line of HTTP/1.1")
+        raise BadHead(505 if start else 400, f"{_shown(start_line)} is not a request line of HTTP/1.1",
+                      "rfc9110 §15.6.6" if start else "rfc9112 §3")
     fields: Fields = {}
     for line in lines:
-        # rfc9112 §5: white space before the colon, folded lines and bare CR do not match, and so are refused
+        # white space before the colon, folded lines, bare CR and NUL do not match
         field = FIELD_LINE.fullmatch(line)
         if field is None:
-            raise BadHead(400, f"{_shown(line)} is not a field line")
+            raise BadHead(400, f"{_shown(line)} is not a field line", "rfc9112 §5")
         fields.setdefault(field[1].lower(), []).append(field[2].rstrip(" \t"))
     # rfc9110 §2.5: a higher minor version is read as the highest one known
     return start[1], start[2], "HTTP/1.0" if start[4] == "0" else "HTTP/1.1", fields
@@ -299,28 +343,93 @@ def parse_head(head: bytes) -> tuple[str, str, str, Fields]:
 
 def check_framing(fields: Fields, version: str) -> int:
     """How many octets the body has, or CHUNKED; BadHead where two readers of the head could disagree."""
-    # rfc9112 §3.2: MUST answer 400 to HTTP/1.1 without Host
     if host_name(fields) is None and version != "HTTP/1.0":
-        raise BadHead(400, "Host is missing")
+        raise BadHead(400, "Host is missing", "rfc9112 §3.2")
     if "transfer-encoding" in fields:
-        # rfc9112 §6.1: beside Content-Length it may be an attack, and HTTP/1.0 does not know it
+        # beside Content-Length it may be an attack, and HTTP/1.0 does not know it
         if "content-length" in fields or version == "HTTP/1.0":
-            raise BadHead(400, "Transfer-Encoding beside Content-Length or in HTTP/1.0")
+            raise BadHead(400, "Transfer-Encoding beside Content-Length or in HTTP/1.0", "rfc9112 §6.1")
         coding = ", ".join(fields["transfer-encoding"])
         if coding.lower() != "chunked":
-            raise BadHead(501, f"Transfer-Encoding {_shown(coding)} is not `chunked`")
+            raise BadHead(501, f"Transfer-Encoding {_shown(coding)} is not `chunked`", "rfc9112 §6.1")
         return CHUNKED
     length = ", ".join(fields.get("content-length", ["0"]))
     # rfc9110 §8.6: Content-Length = 1*DIGIT
     if not (length.isascii() and length.isdigit()):
-        raise BadHead(400, f"Content-Length {_shown(length)} is not one number")
+        raise BadHead(400, f"Content-Length {_shown(length)} is not one number", "rfc9112 §6.3")
     # choice: of a longer number the first 19 digits will do, because they are over every limit
     return int(length.lstrip("0")[:19] or "0")
 
 
-# ---- 5. What other field values mean ---------------------------------------------------------------------------
+# ---- 5. The verdict on a head: rungs 2 to 7 of the ladder ------------------------------------------------------
+class Policy(NamedTuple):
+    """Who may call, beside this machine: `parse_origin`s, and names that the Host field may have."""
+    origins: frozenset[str]
+    hosts: frozenset[str]
+
+
+@functools.lru_cache(128)
+def check_head(octets: bytes, policy: Policy) -> str:
+    """The name of the user whose message comes behind this head, or Refused by the first check that fails."""
+    head = read_head(octets)
+    check_origin(head, policy)
+    if head.path != "/mcp":
+        raise Refused(404, "Nothing here. POST your MCP messages to /mcp; GET /healthz says ok.", "rfc9110 §15.5.5")
+    if head.verb != "POST":
+        raise Refused(405, "This is an MCP endpoint: it takes JSON-RPC messages by POST. Try an MCP client, or the curl"
+                      " helper tests/lessons/mcp.sh.", "Streamable HTTP › Earlier Streamable HTTP Revisions",
+                      "Allow: POST, OPTIONS\r\n")
+    if not is_json(head.fields):
+        raise Refused(415, "Content-Type must be application/json", "Streamable HTTP › Sending Messages")
+    if any(coding.lower() != "identity" for coding in head.fields.get("content-encoding", ())):
+        raise Refused(415, "Content-Encoding is not served here: send the body as it is", "rfc9110 §8.4",
+                      "Accept-Encoding: identity\r\n")
+    # choice: 406 for an Accept that does not list both, and for none at all, because absent is not a list.
+    if not (accepts(head.fields, "application/json") and accepts(head.fields, "text/event-stream")):
+        raise Refused(406, "Accept must list application/json and text/event-stream",
+                      "Streamable HTTP › Sending Messages")
+    return bearer_name(head.fields) or "anonymous"
+
+
+def check_origin(head: Head, policy: Policy) -> None:
+    """Refuses what a web page could send here by way of its visitor's browser."""
+    if "origin" in head.fields and not origin_allowed(", ".join(head.fields["origin"]), policy.origins):
+        raise Refused(403, "This Origin is not allowed here (see --allow-origin)",
+                      "Streamable HTTP › Security & Endpoint")
+    # choice: Host must be an address, localhost or an allowed origin's host, because DNS rebinding needs a name.
+    if head.host and not host_allowed(head.host, policy.hosts):
+        raise Refused(403, "This Host is not served here (see --allow-origin)",
+                      "Streamable HTTP › Security & Endpoint")
+
+
+def cors_lines(head: Head, policy: Policy) -> str:
+    """The field lines that let a page of an allowed origin read the answer; none for other clients."""
+    origin = ", ".join(head.fields.get("origin", ()))
+    return (f"Access-Control-Allow-Origin: {origin}\r\nVary: Origin\r\n"
+            "Access-Control-Expose-Headers: Retry-After, WWW-Authenticate\r\n"
+            ) if origin and origin_allowed(origin, policy.origins) else ""
+
+
+def preflight_lines(fields: Fields) -> str:
+    """The answer to a preflight: the MCP headers, and the Mcp-Param-* that it asks for."""
+    names = ["Content-Type", "Accept", "Authorization", "MCP-Protocol-Version", "Mcp-Method", "Mcp-Name"]
+    asked = ",".join(fields.get("access-control-request-headers", ()))
+    names += re.findall(r"(?i)\bmcp-param-[!#$%&'*+.^_`|~0-9a-z-]+", asked)
+    return (f"Access-Control-Allow-Methods: POST\r\nAccess-Control-Allow-Headers: {', '.join(names)}\r\n"
+            "Access-Control-Max-Age: 600\r\n")
+
+
+@functools.lru_cache(1)
+def http_date(now: int) -> str:
+    """The value of Date (rfc9110 §5.6.7) for a time in seconds."""
+    return datetime.datetime.fromtimestamp(now, datetime.UTC).strftime("%a, %d %b %Y %H:%M:%S GMT")
+
+
+# ---- 6. What field values mean ---------------------------------------------------------------------------------
 # rfc3986 §3.2: ( "[" IPv6address "]" / 1*( unreserved / pct-encoded / sub-delims ) ) [ ":" *DIGIT ]
 HOST = re.compile(r"(\[[0-9A-Fa-f:.]+\]|(?:[\w\-.~!$&'()*+,;=]|%[0-9A-Fa-f]{2})++)(?::([0-9]{0,5}))?", re.ASCII)
+# rfc9112 §3.2.2: absolute-form = absolute-URI; rfc3986 §3.1: schemes are case-insensitive
+ABSOLUTE_FORM = re.compile(r"(?i:https?)://([^/?#]*)(.*)")
 # rfc6454 §7.1: serialized-origin = scheme "://" host [ ":" port ]
 LOCAL_ORIGIN = re.compile(r"https?://(?:localhost|127\.0\.0\.1|\[::1\])(?::([0-9]{1,5}))?")
 # rfc9110 §5.6.4: quoted-string = DQUOTE *( qdtext / quoted-pair ) DQUOTE
@@ -339,12 +448,14 @@ BEARER = re.compile(r"(?i:Bearer) +([A-Za-z0-9\-._~+/]+=*)")
 
 def host_name(fields: Fields) -> str | None:
     """The Host field's name without port, in lower case; None without the field, BadHead 400 when it is invalid."""
-    if "host" not in fields:
-        return None
-    host = HOST.fullmatch(value := ", ".join(fields["host"]))
-    # rfc9112 §3.2: MUST answer 400 to more than one Host field line or an invalid value
-    if not host or int(host[2] or 0) > 65535 or (value[0] == "[" and not host_allowed(host[1], ())):
-        raise BadHead(400, f"Host {_shown(value)} is not one host and port")
+    return authority_name(", ".join(fields["host"])) if "host" in fields else None
+
+
+def authority_name(authority: str) -> str:
+    """The host of an authority, without its port, in lower case; BadHead 400 for what is no host and port."""
+    host = HOST.fullmatch(authority)
+    if not host or int(host[2] or 0) > 65535 or (authority[0] == "[" and not host_allowed(host[1], ())):
+        raise BadHead(400, f"Host {_shown(authority)} is not one host and port", "rfc9112 §3.2")
     return host[1].lower()
 
 
@@ -357,6 +468,18 @@ def host_allowed(name: str, extra: Collection[str]) -> bool:
         return bool(ipaddress.IPv6Address(name[1:-1]) if name[:1] == "[" else ipaddress.IPv4Address(name))
     except ValueError:
         return False
+
+
+def parse_origin(text: str) -> str:
+    """An origin as browsers send it: lower case, no default port, no slash behind it. ValueError for anything else."""
+    scheme, _, authority = text.lower().removesuffix("/").partition("://")
+    try:
+        name = authority_name(authority)
+    except BadHead:
+        name = ""
+    if not re.fullmatch("[a-z][a-z0-9+.-]*", scheme) or not name or "*" in name:
+        raise ValueError(f"{_shown(text)} is not an origin such as https://app.example.com or http://localhost:5173")
+    return f"{scheme}://" + authority.removesuffix({"http": ":80", "https": ":443"}.get(scheme, ":")).removesuffix(":")
 
 
 def origin_allowed(origin: str, extra: Collection[str]) -> bool:
@@ -391,10 +514,10 @@ def is_json(fields: Fields) -> bool:
 
 
 def bearer_name(fields: Fields) -> str | None:
-    """The name in `Authorization: Bearer <name>`; None without the field, ValueError for anything else in it."""
+    """The name in `Authorization: Bearer <name>`; None without the field, Refused 401 for anything else in it."""
     if "authorization" not in fields:
         return None
     match = BEARER.fullmatch(", ".join(fields["authorization"]))
     if match is None:
-        raise ValueError("Authorization is not one `Bearer <name>`")
+        raise Refused(401, "Authorization is not one `Bearer <name>`", "rfc6750 §2.1", "WWW-Authenticate: Bearer\r\n")
     return match[1]

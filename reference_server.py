@@ -7,41 +7,50 @@ Every request stands alone: it carries its version, its client's capabilities an
 remembered about the connection it came on. Closing the response stream is the cancellation. Headers are a copy
 of the body and must agree with it. What must survive a hang-up is a task, and a task is a handle.
 
+The book has five parts; a reader in a hurry stops after the first.
+
+1. One request            the words, the ladder of checks, what a tool sees, the answer, the hang-up
+2. What a server offers   schemas, tools, resources, prompts, questions, subscriptions
+3. What outlives a request  the store, tasks
+4. The demo               the tools of the lessons
+5. The carriers           the loop, the workers and the HTTP server, stdio, the log, the command line
+
 One request, end to end:
 
-    client                     connection thread (one per TCP connection)         disconnect watcher
-      | POST /mcp        --->  read_head, read_body    octets -> head and body
-      |                        check_head              origin, path, verb, media types, user
-      |                        parse_message           body -> one JSON-RPC message
-      |                        open_request            metadata, mirrored headers, version, method
-      |                        call_tool               checks its arguments, runs the tool's function
-      |                          the tool waits or reports progress ------------> watch(socket)
-      | <--- SSE event           emit()                                                |
-      x closes                   request.cancelled is set  <---------------------- end of file seen
-      |                        the tool stops; nothing more is written for this request
+    client                     the loop (one thread)                   a worker (a thread for a request that may wait)
+      | POST /mcp        --->  octets -> one whole request
+      |                        quick? answered here  -- otherwise -->  check_head     origin, path, verb, types, user
+      |                                                                parse_message  body -> one JSON-RPC message
+      |                                                                open_request   metadata, headers, method
+      |                                                                call_tool      checks arguments, runs the tool
+      | <--- SSE event                                                 emit()
+      x closes --------------> reads the end of file:
+      |                        request.cancelled is set  ------------> the tool stops; nothing more is written
 
-| thread             | made by                      | touches                                 | ends when        |
-|--------------------|------------------------------|-----------------------------------------|------------------|
-| accept loop        | main                         | the listening socket                    | shutdown         |
-| connection thread  | accept loop, one each        | alone reads, writes, closes its socket  | connection ends  |
-| disconnect watcher | server start                 | looks at sockets, cancels requests      | shutdown         |
-| keeper             | server start                 | leases, expiry, others' changes         | shutdown         |
-| task worker        | a task's start, one each     | the task's row only                     | task is terminal |
-| stdio reader       | server start                 | reads lines, cancels requests           | end of input     |
-| stdio worker       | stdio reader, one a request  | writes whole lines under one lock       | request answered |
-
-A publisher of change notifications only puts into a subscription's queue; the subscription's own thread writes.
-The story ends with the watcher; what follows it are the methods, the state that outlives requests, the demo.
+| thread       | made by                          | touches                                      | ends when         |
+|--------------|----------------------------------|----------------------------------------------|-------------------|
+| loop         | main                             | the selector; reads all sockets              | shutdown          |
+| worker       | the loop, the stdio reader       | writes the connection of its request, alone  | 5 s idle          |
+| keeper       | start                            | expiry, orphans, delivery to subscribers     | shutdown          |
+| task worker  | a task's start, one each         | the task's row                               | the tool ends     |
+| log writer   | the first line                   | the queue of log lines, descriptor 2         | the process ends  |
+| stdio reader | start                            | stdin; quick answers                         | end of input      |
+| stdio writer | a write that the pipe won't take | stdout                                       | it has caught up  |
 """
 
 from __future__ import annotations
 
+import sys
+
+if sys.version_info < (3, 11):  # noqa: UP036 - before anything that an older one cannot read
+    sys.exit(f"reference_server.py needs Python 3.11 or newer, this is {sys.version.split()[0]}")
+
 import argparse
 import base64
+import collections
 import contextlib
 import datetime
 import errno
-import functools
 import hashlib
 import hmac
 import itertools
@@ -56,7 +65,6 @@ import selectors
 import signal
 import socket
 import sqlite3
-import sys
 import threading
 import time
 import traceback
@@ -69,15 +77,19 @@ from urllib.parse import unquote, urlsplit
 
 import headers
 import sse
-from headers import BadHead, Fields, HeaderMismatch
+from headers import BadHead, Fields, HeaderMismatch, Refused
 
-# ---------------------------------------------------------------------------------------------------- vocabulary
+# ================================================================================================================
+# Part 1. One request: from its octets to the end of its answer, and the hang-up that stops it. What it uses of the
+# later parts: `Server` (2), whose tables say what there is to call, `Outbox` and `HttpServer` (5), which carry it.
+# ================================================================================================================
 
 Json = dict[str, Any]
 
 SUPPORTED_VERSIONS = ["2026-07-28"]
 META = "io.modelcontextprotocol/"
 TASKS = META + "tasks"
+NEEDS_TASKS: Json = {"extensions": {TASKS: {}}}
 LOG_LEVELS = ("debug", "info", "notice", "warning", "error", "critical", "alert", "emergency")
 
 PARSE_ERROR, INVALID_REQUEST, METHOD_NOT_FOUND, INVALID_PARAMS, INTERNAL_ERROR = -32700, -32600, -32601, -32602, -32603
@@ -86,7 +98,7 @@ HEADER_MISMATCH, MISSING_CAPABILITY, UNSUPPORTED_VERSION = -32020, -32021, -3202
 # choice: 200 for what the method itself finds wrong, because the request as such was understood and served.
 STATUS_OF_CODE = {PARSE_ERROR: 400, INVALID_REQUEST: 400, METHOD_NOT_FOUND: 404, HEADER_MISMATCH: 400,
                   MISSING_CAPABILITY: 400, UNSUPPORTED_VERSION: 400}
-REASONS = {status.value: status.phrase for status in HTTPStatus}
+STATUS_LINES = {status.value: f"{status.value} {status.phrase}" for status in HTTPStatus}
 
 MAX_MESSAGE = 1 << 20  # octets of one message, over HTTP and stdio
 MAX_QUEUED = 1000  # notifications that a subscription may be behind before it is dropped
@@ -118,6 +130,11 @@ class Rejection(Exception):
         """The error response; without an `id` when the request's could not be read, since the schema has no null."""
         return present(jsonrpc="2.0" if self.code else None, id=message_id, error=self.error())
 
+    def line(self) -> str:
+        """The log's words: status, code, what was wrong, and the rule that says so."""
+        code, rule = f"{self.code} " if self.code else "", f" ({self.rule})" if self.rule else ""
+        return f"{self.status}, {code}{self.message}{rule}"
+
 
 class ToolError(Exception):
     """A failure that a model can act on: the call's result says `isError: true` and this text."""
@@ -135,399 +152,268 @@ class BecomesTask(BaseException):
         self.ttl_ms = ttl_ms
 
 
-def log(text: str, prefix: str = "[ref] ", suffix: str = "") -> None:
-    """One event, one line on stderr, in one write; nothing that a client sends can break or forge a line."""
-    if not text.isprintable():
-        text = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
-    with contextlib.suppress(OSError, ValueError):  # stderr may be a pipe that nobody reads any more
-        sys.stderr.write(f"{prefix}{text}{suffix}\n")
+# ---- the way back to the client --------------------------------------------------------------------------------
 
 
-# ------------------------------------------------------------------------------------------------------ endpoint
+class Exchange:
+    """One request's way back to its client; as it stands, that of a task: nobody listens. It ends with its answer.
 
+    A tool may report from any of its threads: `lock` keeps what they send whole and in order. What is reported after
+    the answer, or to a client that is gone, goes nowhere. `cancelled` and `reason` are set by whoever sees the client
+    go, from any thread and without a lock.
+    """
 
-class Channel:
-    """What a request sees of the way back to its client; as it stands, that of a task: nobody listens."""
+    quick = False  # answered by the thread that reads everybody's requests, where nothing may wait
+    parked = False  # a subscription: no thread is its own, and `end` will end it
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.cancelled = threading.Event()
+        self.reason: str | None = None  # why it was cancelled
+        self.heeded = False  # the method has reported, or has looked whether it is cancelled
+        self.over = False  # the answer has been sent
+        self.thread = threading.get_ident()  # that runs the method
+        self.began = self.quiet_since = time.monotonic()  # the request had come; later, when octets were last sent
+
+    def cancel(self, reason: str) -> None:
+        """Tells the method that nobody waits any more."""
+        self.reason = self.reason or reason
+        self.cancelled.set()
 
     def emit(self, message: Json) -> None:
-        """Sends one notification ahead of the response."""
+        """Sends one notification ahead of the response; raises Cancelled in a method whose client is gone."""
+        text = sse.encode_json({"jsonrpc": "2.0"} | message)
+        with self.lock:
+            if not self.over and not self.cancelled.is_set():
+                self.send_message(text)
+        if self.cancelled.is_set() and not self.over and self.thread == threading.get_ident():
+            raise Cancelled(self.reason)
 
     def comment_due(self) -> float:
         """Seconds until a quiet stream needs a comment."""
         return math.inf
 
     def keep_alive(self) -> None:
-        """Sends a comment if one is due."""
+        """Sends a comment if one is due; proxies cut streams that stay silent."""
+        with self.lock:
+            if self.comment_due() == 0 and not self.over:
+                self.send_comment()
 
-    def watch(self, request: Request) -> None:
-        """From now on, a client that goes away cancels this request."""
+    def send_message(self, text: bytes) -> None:
+        """The carrier's part of `emit`; called with `lock` held."""
 
-    def unwatch(self, request: Request) -> None:
-        """The request is over."""
+    def send_comment(self) -> None:
+        """The carrier's part of `keep_alive`; called with `lock` held."""
 
+    def push(self, text: bytes) -> bool:
+        """A subscription's next message, never waiting; False if its client is gone or too far behind."""
+        return False
 
-class Head(NamedTuple):
-    """What the head of an HTTP request says."""
-
-    verb: str
-    path: str  # of the request-target, without its query
-    version: str  # HTTP/1.1 or HTTP/1.0
-    fields: Fields
-    host: str | None  # of the Host field, without its port
-    length: int  # octets of the body, or headers.CHUNKED
-    last: bool  # the connection ends after this request
+    def end(self, result: bytes | None) -> None:
+        """Ends a subscription from this side: with its result if there is one and it can be sent."""
 
 
-NO_HEAD = Head("", "", "HTTP/1.1", {}, None, 0, True)
+class Connection:
+    """One TCP connection. The loop alone reads it and sets its attributes; what is sent is its outbox's affair."""
+
+    __slots__ = ("arrived", "at_end", "exchange", "inbox", "outbox", "place", "server", "socket")
+
+    def __init__(self, server: HttpServer, connection: socket.socket, place: bool) -> None:
+        self.server, self.socket = server, connection
+        self.place = place  # it counts against the limit; without one it is refused
+        self.inbox = Inbox(server.max_body)
+        self.outbox = Outbox(self.send_some, self.send_all, server.workers.run)
+        self.exchange: Endpoint | None = None  # the request that is being answered
+        self.at_end = False  # the client sends no more
+        self.arrived = 0  # octets since its deadline was set
+
+    def read(self) -> None:
+        """The loop: takes what has come. This is where a closed stream becomes a cancellation.
+
+        choice: an end of file is a hang-up even if only half of the connection is closed, because Go's and Node's
+        servers read it so, and nothing distinguishes the two before the first write.
+        """
+        try:
+            octets = self.socket.recv(65536)
+        except BlockingIOError:
+            return
+        except OSError:  # the connection was reset
+            octets = b""
+        self.inbox.received += octets
+        self.arrived += len(octets)
+        if not octets:
+            self.at_end = True
+            if self.exchange:
+                self.exchange.cancel("stream closed")  # wakes the tool in `Request.sleep`, at its next `emit` otherwise
+
+    def send_some(self, octets: bytes | memoryview) -> int:
+        """Sends what the kernel takes at once, and says how many octets that was."""
+        with contextlib.suppress(BlockingIOError):
+            return self.socket.send(octets)
+        return 0
+
+    def send_all(self, octets: bytes) -> None:
+        """Sends everything; TimeoutError when the client has taken nothing for the write timeout."""
+        rest = memoryview(octets)
+        while rest := rest[self.send_some(rest) :]:
+            if not ready_to_send(self.socket, self.server.write_timeout):
+                raise TimeoutError
 
 
-class Endpoint(BaseHTTPRequestHandler, Channel):
-    """One TCP connection on its own thread: the only one that reads, writes or closes this socket."""
+# ---- the ladder: rungs 1 to 10 ---------------------------------------------------------------------------------
+
+
+class Endpoint(BaseHTTPRequestHandler, Exchange):
+    """One HTTP request and its answer: on the loop if it is quick, else on a worker.
+
+    The loop has found its octets whole (rung 1, framing and sizes: `Inbox`), and reads on while it is answered.
+    """
 
     server: HttpServer
 
-    def setup(self) -> None:
-        """Takes the socket over from the accept loop."""
-        self.connection = self.request
-        self.connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, True)
-        self.received = bytearray()  # octets read from the socket and not used yet
-        self.gone = False  # the client reads no more
-        self.crowded = len(self.server.connections) > self.server.max_connections
+    def __init__(self, connection: Connection, octets: bytes = b"", body: bytes = b"") -> None:
+        Exchange.__init__(self)
+        self.client, self.server, self.octets, self.body = connection, connection.server, octets, body
+        self.head = headers.read_head(octets) if octets else headers.NO_HEAD
+        self.close_connection = self.head.last
+        self.writer = sse.ResponseWriter(self.head.version, self.common_lines)
+        if self.server.wire and octets:
+            self.server.wire.show("-->", self, octets.decode("latin-1") + "\n" + body.decode("utf-8", "replace"))
 
     def handle_one_request(self) -> None:
-        """Reads one head and answers it. What breaks HTTP's framing is answered, and ends the connection."""
-        self.head, self.streaming, self.last_write = NO_HEAD, False, time.monotonic()
+        """Answers it. Whatever refuses it is an answer too."""
+        self.thread = threading.get_ident()
         try:
-            self.head = read_whole_head(self.read_head())
-            self.close_connection = self.head.last
             (self.do_POST if self.head.verb == "POST" else self.do_other)()
-        except BadHead as broken:
-            self.send_last(Rejection(None, str(broken), status=broken.status))
-        except TimeoutError:
-            self.send_last(Rejection(None, "The request did not arrive in time", status=408))
-        except Rejection as rejection:
-            self.send_rejection(rejection)
-        except (Cancelled, OSError):
-            self.close_connection = True
+        except (Rejection, Refused, HeaderMismatch) as refusal:
+            self.send_rejection(rejection_for(refusal))
 
     def do_POST(self) -> None:
         """The MCP endpoint: one message in, one answer out; the first check that fails is the answer."""
-        body = self.read_body()  # 1 (with the head): framing and sizes
         user = self.check_head()  # 2 to 7: origin, path, verb, media types, user
-        message = parse_message(body)  # 8 and 9: one JSON-RPC request or notification
+        message = parse_message(self.body)  # 8 and 9: one JSON-RPC request or notification
         if "id" not in message:
             self.send_accepted(message)  # 10
-        else:
-            answer = self.server.mcp.respond(message, self, user, self.head.fields)  # 11 to 18
+        elif answer := respond(self.server.mcp, message, self, user, self.head.fields):  # 11 to 18
             self.send_answer_to_request(answer)
+        elif not self.parked:
+            self.close_connection = True  # the client is gone
+            if self.server.wire:
+                self.server.wire.show("--x", self, f"{self.reason}: request {message['id']!r} is cancelled")
 
     def do_other(self) -> None:
         """No message: a health probe, a browser's preflight, or a refusal that says what to do instead."""
-        self.read_body()
-        if self.head.verb == "GET" and self.head.path == "/healthz":
-            self.check_origin()
+        if self.head.path in ("/healthz", "/mcp") and self.head.verb == "OPTIONS" and "origin" in self.head.fields:
+            headers.check_origin(self.head, self.server.policy)
+            self.send_answer(204, fields=headers.preflight_lines(self.head.fields))
+        elif self.head.path == "/healthz" and self.head.verb in ("GET", "HEAD"):
+            headers.check_origin(self.head, self.server.policy)
             self.send_answer(200, b"ok\n", "text/plain")
-        elif self.head.verb == "OPTIONS" and self.head.path == "/mcp" and "origin" in self.head.fields:
-            self.check_origin()
-            self.send_answer(204, fields=preflight_lines(self.head.fields))
         else:
             self.check_head()
 
-    # reading
-
-    def receive(self, deadline: float) -> None:
-        """Waits for more octets. Wakes for octets, end of file, the deadline, and SHUT_RD at shutdown."""
-        self.connection.settimeout(max(0.001, deadline - time.monotonic()))
-        octets = self.connection.recv(65536)
-        if not octets:
-            raise Cancelled("stream closed")
-        self.received += octets
-        if time.monotonic() >= deadline:  # one octet every few seconds is not progress
-            raise TimeoutError
-
-    def read_head(self) -> bytes:
-        """The next request's head, without its blank line."""
-        self.started = bool(self.received)
-        deadline = time.monotonic() + (self.server.request_timeout if self.started else self.server.idle_timeout)
-        while True:
-            while self.received.startswith(b"\r\n"):  # rfc9112 §2.2: ignore empty lines before the request line
-                del self.received[:2]
-            if (end := self.received.find(b"\r\n\r\n")) >= 0:
-                break
-            if self.received:
-                headers.check_head_so_far(self.received)
-            self.receive(deadline)
-            if not self.started:
-                self.started, deadline = True, time.monotonic() + self.server.request_timeout
-        return self.take(end + 4)[:-4]
-
-    def read_body(self) -> bytes:
-        """The body, within the size limit; after `Expect: 100-continue` only if the head passes its checks."""
-        if (length := self.head.length) > self.server.max_body:
-            raise BadHead(413, f"A message may have at most {self.server.max_body} octets")
-        if "expect" in self.head.fields and self.head.version == "HTTP/1.1":
-            self.answer_expectation()
-        deadline = time.monotonic() + self.server.request_timeout
-        if length == headers.CHUNKED:
-            return self.read_chunks(deadline)
-        while len(self.received) < length:
-            self.receive(deadline)
-        return self.take(length)
-
-    def read_chunks(self, deadline: float) -> bytes:
-        """A body whose length is only known at its end."""
-        decoder = sse.ChunkDecoder(self.server.max_body)
-        try:
-            while (body := decoder.take(self.received)) is None:
-                self.receive(deadline)
-        except ValueError as broken:
-            raise BadHead(413 if isinstance(broken, sse.TooLarge) else 400, str(broken)) from None
-        return body
-
-    def take(self, count: int) -> bytes:
-        """The first octets received."""
-        octets = bytes(self.received[:count])
-        del self.received[:count]
-        return octets
-
-    def answer_expectation(self) -> None:
-        """rfc9110 §10.1.1: the final status at once if the head decides it, else 100 and then the body."""
-        if ",".join(self.head.fields["expect"]).lower() != "100-continue":
-            raise BadHead(417, "The only expectation served here is 100-continue")
-        try:
-            self.check_head()
-        except Rejection:
-            self.close_connection = True  # the client may or may not send the body now
-            raise
-        if not self.received:
-            self.send(b"HTTP/1.1 100 Continue\r\n\r\n")
-
-    # rungs 2 to 7: what the head alone decides
+    def is_quick(self) -> bool:
+        """Whether the loop can answer it, judged as a gateway would: by the mirrored headers, which must be right."""
+        fields = self.head.fields
+        method, name = fields.get("mcp-method", [""])[0], fields.get("mcp-name", [None])[0]
+        return self.head.verb != "POST" or self.server.mcp.is_quick(method, name)
 
     def check_head(self) -> str:
         """The user's name. Rejection when the head alone says that this request is not served."""
-        if self.crowded:
+        if not self.client.place:
             self.close_connection = True
-            raise Rejection(503, "Too many connections", status=503, fields="Retry-After: 1\r\n")
-        self.check_origin()
-        if self.head.path != "/mcp":
-            raise Rejection(None, "Nothing here. POST your MCP messages to /mcp; GET /healthz says ok.", status=404)
-        if self.head.verb != "POST":
-            # spec: Streamable HTTP › Earlier Streamable HTTP Revisions: SHOULD answer GET and DELETE with 405
-            raise Rejection(None, "This is an MCP endpoint: it takes JSON-RPC messages by POST. Try an MCP client, or"
-                            " the curl helper tests/lessons/mcp.sh.", status=405, fields="Allow: POST, OPTIONS\r\n")
-        if not headers.is_json(self.head.fields):
-            raise Rejection(None, "Content-Type must be application/json", status=415)
-        # choice: 406 for an Accept that does not list both, and for none at all, because absent is not a list.
-        if not accepts_both(tuple(self.head.fields.get("accept", ()))):
-            raise Rejection(None, "Accept must list application/json and text/event-stream", status=406)
-        try:
-            return headers.bearer_name(self.head.fields) or "anonymous"
-        except ValueError as problem:
-            raise Rejection(None, str(problem), status=401, fields="WWW-Authenticate: Bearer\r\n") from None
-
-    def check_origin(self) -> None:
-        """Rejects what a web page could send here by way of its visitor's browser."""
-        # spec: Streamable HTTP › Security & Endpoint: MUST validate Origin, and MUST answer 403 if it is invalid
-        if "origin" in self.head.fields and not self.origin_allowed():
-            raise Rejection(None, "This Origin is not allowed here (see --allow-origin)", status=403)
-        # choice: Host must be an address, localhost or an allowed origin's host, because DNS rebinding needs a name.
-        if self.head.host and not headers.host_allowed(self.head.host, self.server.allow_hosts):
-            raise Rejection(None, "This Host is not served here (see --allow-origin)", status=403)
-
-    def origin_allowed(self) -> bool:
-        """Whether the Origin that a browser sent is this machine's or one of --allow-origin."""
-        return headers.origin_allowed(", ".join(self.head.fields["origin"]), self.server.allow_origins)
-
-    # writing
-
-    def send(self, octets: bytes) -> None:
-        """All of it, or Cancelled when the client is gone or has read nothing for the write timeout."""
-        try:
-            self.connection.settimeout(self.server.write_timeout)
-            self.connection.sendall(octets)
-        except OSError:
-            self.close_connection = self.gone = True
-            raise Cancelled("stream closed") from None
-        self.last_write = time.monotonic()
-
-    def send_answer(self, status: int, body: bytes = b"", media_type: str = "", fields: str = "") -> None:
-        """A whole answer in one write."""
-        if media_type:
-            fields += f"Content-Type: {media_type}\r\n"
-        if status != 204:
-            fields += f"Content-Length: {len(body)}\r\n"
-        self.send(self.answer_head(status, fields) + (b"" if self.head.verb == "HEAD" else body))
-
-    def answer_head(self, status: int, fields: str) -> bytes:
-        """Status line and field lines, all built here; the one value that is echoed, Origin, has been checked."""
-        cors = cors_lines(self.head.fields) if "origin" in self.head.fields and self.origin_allowed() else ""
-        close = "Connection: close\r\n" if self.close_connection else ""
-        return (f"HTTP/1.1 {status} {REASONS[status]}\r\nServer: mcp-reference-server\r\n"
-                f"Date: {http_date(int(time.time()))}\r\n{cors}{close}{fields}\r\n").encode("latin-1")
+            raise Rejection(503, "Too many connections", status=503, fields="Retry-After: 1\r\n",
+                            rule="rfc9110 §15.6.4")
+        return headers.check_head(self.octets, self.server.policy)
 
     def send_accepted(self, message: Json) -> None:
         """202: over HTTP only the closed stream cancels, so a notification changes nothing here."""
-        try:
-            headers.check_notification_headers(self.head.fields, message)
-        except HeaderMismatch as mismatch:
-            raise rejection_for(mismatch) from None
-        log(f"{message['method']} -> 202")
+        headers.check_notification_headers(self.head.fields, message)
+        log(f"{message['method'][:100]} -> 202")
         self.send_answer(202)  # spec: Streamable HTTP › Sending Messages: MUST return 202 Accepted with no body
+
+    # writing
+
+    def put(self, octets: bytes) -> None:
+        """Sends it: all of it, or what is taken without waiting, and the rest by a worker. A lost client cancels."""
+        try:
+            if self.quick or self.parked:
+                self.client.outbox.put(octets)
+            else:
+                self.client.send_all(octets)
+        except OSError:
+            self.cancel("stream closed")
+        self.quiet_since = time.monotonic()
+        if self.server.wire:
+            self.server.wire.show("<--", self, sse.without_chunk_sizes(octets))
+
+    def send_answer(self, status: int, body: bytes = b"", media_type: str = "", fields: str = "") -> None:
+        """A whole answer in one write."""
+        with self.lock:
+            self.over = True
+            line, bodiless = STATUS_LINES[status], self.head.verb == "HEAD"
+            self.put(self.writer.answer(line, body, media_type, fields, bodiless))
+
+    def common_lines(self) -> str:
+        """Every answer's field lines, all built here; the one value that is echoed, Origin, has been checked."""
+        cors = headers.cors_lines(self.head, self.server.policy) if "origin" in self.head.fields else ""
+        close = "Connection: close\r\n" if self.close_connection else ""
+        return f"Server: mcp-reference-server\r\nDate: {headers.http_date(int(time.time()))}\r\n{cors}{close}"
 
     def send_rejection(self, rejection: Rejection) -> None:
         """The answer to what got no further than HTTP or JSON; what a browser may show its user is a plain sentence."""
-        log(f"{self.head.verb or '-'} {self.head.path or '-'} -> {rejection.status}, {rejection.message}")
-        with contextlib.suppress(Cancelled):
-            if rejection.status in (404, 405):
-                text = rejection.message.encode() + b"\n"
-                self.send_answer(rejection.status, text, "text/plain; charset=utf-8", rejection.fields)
-            else:
-                body = sse.encode_json(rejection.response(rejection.id))
-                self.send_answer(rejection.status, body, "application/json", rejection.fields)
+        log(f"{self.head.verb or '-'} {self.head.path or '-'} -> {rejection.line()}")
+        if rejection.status in (404, 405):
+            text, media_type = rejection.message.encode() + b"\n", "text/plain; charset=utf-8"
+        else:
+            text, media_type = sse.encode_json(rejection.response(rejection.id)), "application/json"
+        self.send_answer(rejection.status, text, media_type, rejection.fields)
 
     def send_last(self, rejection: Rejection) -> None:
-        """The last answer on a connection whose next request cannot be found; none if none has begun."""
+        """The last answer on a connection whose next request cannot be found."""
         self.close_connection = True
-        if self.started:
-            self.send_rejection(rejection)
+        self.send_rejection(rejection)
 
     def send_answer_to_request(self, answer: Answer) -> None:
         """A request's last message: the end of its stream, or the whole answer."""
-        if self.streaming:
-            self.send_stream(sse.frame_event(answer.body), last=True)
-        else:
+        if not self.writer.streaming:
             self.send_answer(answer.status, answer.body, "application/json", answer.fields)
+        else:
+            with self.lock:
+                self.over = True
+                self.put(self.writer.piece(sse.frame_event(answer.body), last=True))
 
-    def send_stream(self, octets: bytes, last: bool = False) -> None:
-        """Events or a comment on the response stream; the first ones turn the answer into a stream."""
-        if chunked := self.head.version == "HTTP/1.1":  # HTTP/1.0: the stream ends with the connection
-            octets = sse.encode_chunk(octets) + (sse.LAST_CHUNK if last else b"")
-        if not self.streaming:
-            self.streaming = True
-            # spec: Streamable HTTP › Receiving Messages: SHOULD include X-Accel-Buffering: no
-            fields = "Content-Type: text/event-stream\r\nCache-Control: no-cache\r\nX-Accel-Buffering: no\r\n"
-            octets = self.answer_head(200, fields + ("Transfer-Encoding: chunked\r\n" if chunked else "")) + octets
-        self.send(octets)
+    # the exchange: events, comments, and the life of a subscription
 
-    # the channel of the request that is being answered
+    def send_message(self, text: bytes) -> None:
+        """One event; the first one turns the answer into a stream."""
+        self.put(self.writer.piece(sse.frame_event(text)))
 
-    def emit(self, message: Json) -> None:
-        """Sends one notification, as an event."""
-        self.send_stream(sse.encode_event(message))
+    def send_comment(self) -> None:
+        """What keeps a quiet stream open."""
+        self.put(self.writer.piece(sse.KEEP_ALIVE))
 
     def comment_due(self) -> float:
         """Seconds until the stream has been quiet for one keep-alive interval."""
-        return max(0.0, self.last_write + self.server.keep_alive - time.monotonic())
+        return max(0.0, self.quiet_since + self.server.keep_alive - time.monotonic())
 
-    def keep_alive(self) -> None:
-        """Sends a comment if one is due; proxies cut streams that stay silent."""
-        if self.comment_due() == 0:
-            self.send_stream(sse.KEEP_ALIVE)
+    def push(self, text: bytes) -> bool:
+        """A subscription's next message, never waiting; False if its client is gone or too far behind."""
+        with self.lock:
+            self.parked = self.close_connection = True
+            if self.over or self.cancelled.is_set() or self.client.outbox.behind >= MAX_QUEUED:
+                return False
+            self.send_message(text)
+        return not self.cancelled.is_set()
 
-    def watch(self, request: Request) -> None:
-        """Has the disconnect watcher look at this socket."""
-        self.server.watcher.watch(self.connection, request)
-
-    def unwatch(self, request: Request) -> None:
-        """The socket may now carry the next request."""
-        self.server.watcher.forget(self.connection)
-
-    def finish(self) -> None:
-        """Lets the client read the last answer before the close, which over unread octets would be a reset."""
-        if self.gone:
-            return
-        with contextlib.suppress(OSError, Cancelled):
-            self.connection.shutdown(socket.SHUT_WR)
-            deadline = time.monotonic() + 1
-            while True:
-                self.received.clear()
-                self.receive(deadline)
-
-
-class WiredEndpoint(Endpoint):
-    """An endpoint that prints what crosses the wire, as it crosses (--wire); bearer values are masked."""
-
-    numbers = itertools.count(1)
-
-    def setup(self) -> None:
-        """Gives the connection its number."""
-        super().setup()
-        self.number, self.began = next(self.numbers), time.monotonic()
-
-    def show(self, arrow: str, text: str) -> None:
-        """The lines of a text, each with an arrow, the connection's number, milliseconds since the request began."""
-        colour, plain = (f"\033[{36 if arrow == '-->' else 33}m", "\033[0m") if sys.stderr.isatty() else ("", "")
-        milliseconds = 1000 * (time.monotonic() - self.began)
-        for line in filter(None, re.split(r"\r\n|\n", text)):
-            masked = re.sub(r"(?is)^(authorization:).*", r"\1 ***", line)
-            log(masked, f"{colour}{arrow} #{self.number} {milliseconds:7.1f} ms  ", plain)
-
-    def read_head(self) -> bytes:
-        """Shows the request line and the field lines."""
-        head = super().read_head()
-        self.began = time.monotonic()
-        self.show("-->", head.decode("latin-1"))
-        return head
-
-    def read_body(self) -> bytes:
-        """Shows the message."""
-        body = super().read_body()
-        self.show("-->", body.decode("utf-8", "replace"))
-        return body
-
-    def send(self, octets: bytes) -> None:
-        """Shows status, field lines, body, events and comments, without the sizes of chunks."""
-        super().send(octets)
-        self.show("<--", re.sub(r"(?m)^[0-9a-f]+\r\n", "", octets.decode("utf-8", "replace")))
-
-    def unwatch(self, request: Request) -> None:
-        """Shows the hang-up, if that is why the request is over."""
-        super().unwatch(request)
-        if request.reason:
-            self.show("--x", f"{request.reason}: request {request.id!r} is cancelled")
-
-
-@functools.lru_cache(64)  # on a kept connection most heads are the same octets
-def read_whole_head(octets: bytes) -> Head:
-    """What a head says, a function of its octets alone. BadHead for one that breaks the rules."""
-    verb, target, version, fields = headers.parse_head(octets)
-    if not target.startswith("/"):
-        target = re.sub(r"^https?://[^/?#]*", "", target)  # rfc9112 §3.2.2: MUST accept absolute-form
-    length = headers.check_framing(fields, version)
-    if verb == "POST" and not fields.keys() & {"content-length", "transfer-encoding"}:
-        raise BadHead(411, "A message needs Content-Length, or the chunked coding")
-    options = {one.strip().lower() for line in fields.get("connection", ()) for one in line.split(",")}
-    last = version == "HTTP/1.0" or "close" in options
-    return Head(verb, target.partition("?")[0], version, fields, headers.host_name(fields), length, last)
-
-
-@functools.lru_cache(64)
-def accepts_both(lines: tuple[str, ...]) -> bool:
-    """Whether the Accept field lines list both media types of an answer."""
-    fields = {"accept": list(lines)}
-    return headers.accepts(fields, "application/json") and headers.accepts(fields, "text/event-stream")
-
-
-@functools.lru_cache(1)
-def http_date(now: int) -> str:
-    """The value of Date (rfc9110 §5.6.7) for a time in seconds."""
-    return time.strftime("%a, %d %b %Y %H:%M:%S GMT", time.gmtime(now))
-
-
-def cors_lines(fields: Fields) -> str:
-    """The field lines that let an allowed page read the answer."""
-    return (f"Access-Control-Allow-Origin: {fields['origin'][0]}\r\nVary: Origin\r\n"
-            "Access-Control-Expose-Headers: Retry-After, WWW-Authenticate\r\n")
-
-
-def preflight_lines(fields: Fields) -> str:
-    """The answer to a preflight: the MCP headers, and the Mcp-Param-* that it asks for."""
-    names = ["Content-Type", "Accept", "Authorization", "MCP-Protocol-Version", "Mcp-Method", "Mcp-Name"]
-    asked = ",".join(fields.get("access-control-request-headers", ()))
-    names += re.findall(r"(?i)\bmcp-param-[!#$%&'*+.^_`|~0-9a-z-]+", asked)
-    return (f"Access-Control-Allow-Methods: POST\r\nAccess-Control-Allow-Headers: {', '.join(names)}\r\n"
-            "Access-Control-Max-Age: 600\r\n")
+    def end(self, result: bytes | None) -> None:
+        """Ends a subscription: with its result, or None: by cutting the stream. The connection goes to the loop."""
+        with self.lock:
+            if not self.over:
+                self.over = True
+                if result is not None and not self.cancelled.is_set():
+                    self.put(self.writer.piece(sse.frame_event(result), last=True))
+        self.server.give_back(self)
 
 
 def parse_message(octets: bytes) -> Json:
@@ -535,258 +421,167 @@ def parse_message(octets: bytes) -> Json:
     try:
         message = sse.decode_json(octets)
     except ValueError as broken:
-        raise Rejection(PARSE_ERROR, f"This is no JSON text: {broken}") from None
-    # spec: Overview › Requests: MUST include a string or integer ID; the ID MUST NOT be null
+        raise Rejection(PARSE_ERROR, f"This is no JSON text: {broken}", rule="Overview › Messages") from None
     readable = isinstance(message, dict) and type(message.get("id")) in (str, int)
     problem = check_shape(message)
+    rule = "Overview › Requests"
+    if isinstance(message, dict) and message.keys() & {"result", "error"}:
+        problem, rule = (" is a response: a server sends none here, so there is none to answer; POST only requests and"
+                         " notifications"), "Streamable HTTP › Sending Messages"
     if not problem and "id" in message and not readable:
         problem = ".id must be a string or an integer"
-    # spec: Streamable HTTP › Sending Messages: the client MUST NOT send JSON-RPC responses
-    if not problem and message.keys() & {"result", "error"}:
-        problem = " is a response; only requests and notifications are taken"
     if problem:
-        raise Rejection(INVALID_REQUEST, f"The message{problem}", message_id=message["id"] if readable else None)
+        raise Rejection(INVALID_REQUEST, f"The message{problem}", message_id=message["id"] if readable else None,
+                        rule=rule)
     return dict(message)
 
 
-# ------------------------------------------------------------------------------------------- disconnect watcher
+# ---- the ladder: rungs 11 to 18 --------------------------------------------------------------------------------
 
 
-class DisconnectWatcher(threading.Thread):
-    """Looks at the sockets of the requests that wait, and tells a request when its client hangs up.
+class Answer(NamedTuple):
+    """A response, ready to send: HTTP status, JSON text, further field lines."""
 
-    It never reads, writes or closes. `lock` guards `watched`, which connection threads and this thread touch.
-    """
-
-    interval = 0.1  # seconds until `stop` is seen
-
-    def __init__(self) -> None:
-        super().__init__(name="disconnect watcher", daemon=True)
-        self.lock = threading.Lock()
-        self.watched: dict[int, tuple[socket.socket, Request]] = {}
-        self.stopping = threading.Event()
-        self.epoll = select.epoll() if hasattr(select, "epoll") else None
-
-    def watch(self, connection: socket.socket, request: Request) -> None:
-        """Called by a connection thread whose request begins to wait."""
-        with self.lock:
-            self.watched[connection.fileno()] = connection, request
-            if self.epoll:  # asks for the end of file only: pipelined octets are no hang-up
-                self.epoll.register(connection, select.EPOLLRDHUP | select.EPOLLONESHOT)
-
-    def forget(self, connection: socket.socket) -> None:
-        """Called by the connection thread when its request is over."""
-        with self.lock:
-            self.watched.pop(connection.fileno(), None)
-            if self.epoll:
-                self.epoll.unregister(connection)
-
-    def run(self) -> None:
-        """Sleeps until the kernel reports a hang-up; without epoll, looks every 50 ms."""
-        while not self.stopping.is_set():
-            suspects = [one for one, _ in self.epoll.poll(self.interval)] if self.epoll else list(self.watched)
-            for descriptor in suspects:
-                with self.lock:  # by now the descriptor may be another connection's, so look before telling
-                    connection, request = self.watched.get(descriptor, (None, None))
-                    if connection and request and hung_up(connection):
-                        request.cancel("stream closed")
-            if not self.epoll:
-                self.stopping.wait(0.05)
-
-    def stop(self) -> None:
-        """Ends the thread and cancels what it still watches."""
-        self.stopping.set()
-        self.join()
-        with self.lock:
-            for _, request in self.watched.values():
-                request.cancel("server stopped")
+    status: int
+    body: bytes
+    fields: str = ""
 
 
-def hung_up(connection: socket.socket) -> bool:
-    """Whether the peer has closed or reset the connection.
-
-    choice: an end of file is a hang-up even if only half of the connection is closed, because Go's and Node's
-    servers read it so, and nothing distinguishes the two before the first write.
-    """
-    if hasattr(select, "POLLRDHUP"):
-        poll = select.poll()
-        poll.register(connection, select.POLLRDHUP)
-        return bool(poll.poll(0))
+def respond(server: Server, message: Json, exchange: Exchange, user: str,
+            fields: Fields | None = None) -> Answer | None:
+    """The answer to one request, whatever happens; None when nobody waits for it, or when it is a subscription's,
+    which comes later. `fields`: over HTTP."""
+    request = None
     try:
-        with selectors.DefaultSelector() as selector:
-            selector.register(connection, selectors.EVENT_READ)
-            return bool(selector.select(0)) and not connection.recv(1, socket.MSG_PEEK)
-    except OSError:
-        return True
+        request = open_request(server, message, exchange, user, fields)  # 11 to 17
+        result = server.methods[request.method](request)  # 18
+        if result is None:
+            return None
+        result = server.complete_result(request, result)
+        answer = Answer(200, sse.encode_json({"jsonrpc": "2.0", "id": request.id, "result": result}))
+        if exchange.reason and exchange.heeded:
+            raise Cancelled(exchange.reason)
+        outcome = result["resultType"] + ", isError" * bool(result.get("isError"))
+    except Cancelled as gone:
+        log(f"{cancelled_line(request)} ({gone})")
+        return None
+    except BaseException as problem:  # a tool may raise anything; its client gets an answer all the same
+        rejection = rejection_for(problem)
+        if message["method"] == "initialize":
+            # spec: Versioning and Compatibility › Backward Compatibility with Initialization-Based Versions:
+            # SHOULD name the supported versions in any error returned to initialize
+            rejection.message = (f"This server speaks MCP {SUPPORTED_VERSIONS[0]}, which has no initialize: every"
+                                 f" request carries its metadata, server/discover tells the rest. {rejection.message}")
+        answer = Answer(rejection.status, sse.encode_json(rejection.response(message["id"])), rejection.fields)
+        outcome = rejection.line()
+    log(f"{request_line(message, user)} -> {outcome}")
+    return answer
 
 
-class Workers:
-    """Threads that are used again: one whose connection has ended takes the next instead of ending.
-
-    `lock` guards `idle`; the accept loop and the workers touch it. A waiting worker is woken by a job or after 5 s.
-    """
-
-    def __init__(self) -> None:
-        self.jobs: queue.SimpleQueue[tuple[Callable[..., None], tuple[Any, ...]]] = queue.SimpleQueue()
-        self.lock = threading.Lock()
-        self.idle = 0  # workers that wait and that no job has been promised
-
-    def run(self, function: Callable[..., None], *arguments: Any) -> None:
-        """Calls the function on a thread of its own. RuntimeError when the system gives no more threads."""
-        with self.lock:
-            reuse = self.idle > 0
-            self.idle -= reuse
-        if reuse:
-            self.jobs.put((function, arguments))
-        else:
-            threading.Thread(target=self.work, args=(function, arguments), daemon=True).start()
-
-    def work(self, function: Callable[..., None], arguments: tuple[Any, ...]) -> None:
-        """One worker's life: a job, then the next one if it comes in time."""
-        while True:
-            function(*arguments)
-            del function, arguments
-            with self.lock:
-                self.idle += 1
-            try:
-                function, arguments = self.jobs.get(timeout=5)
-            except queue.Empty:
-                with self.lock:
-                    if self.idle > 0:
-                        self.idle -= 1
-                        return
-                function, arguments = self.jobs.get()  # promised to this worker while it gave up
+def open_request(server: Server, message: Json, exchange: Exchange, user: str, fields: Fields | None) -> Request:
+    """Rungs 11 to 17, and the shape of the params."""
+    method, params = message["method"], message.get("params", {})
+    if not server.compares_headers:
+        fields = None
+    if fields is not None:
+        header_version = headers.check_method_header(fields, method)  # 11
+    if problem := check_metadata(params.get("_meta")):  # 12
+        raise Rejection(INVALID_PARAMS, f"params._meta{problem}" if "_meta" in params else NO_METADATA, status=400,
+                        rule="Overview › _meta")
+    version = params["_meta"][META + "protocolVersion"]
+    if fields is not None:
+        headers.check_version_header(header_version, version)  # 13
+    if version not in SUPPORTED_VERSIONS:  # 14
+        raise Rejection(UNSUPPORTED_VERSION, f"Unsupported version: this server speaks MCP {SUPPORTED_VERSIONS[0]}",
+                        {"supported": SUPPORTED_VERSIONS, "requested": version},
+                        rule="Versioning and Compatibility › Protocol Version Negotiation")
+    if not server.offers(method):  # 15
+        raise Rejection(METHOD_NOT_FOUND, f"Unknown method: {method[:100]}",
+                        rule="Streamable HTTP › Protocol Version Header")
+    if fields is not None:
+        headers.check_name_header(fields, method, params)  # 16
+    request = Request(message, exchange, user)
+    if method.startswith("tasks/"):  # 17
+        # spec: Tasks Extension › Protocol Errors: MUST return -32021 to clients that do not declare the extension
+        request.require(NEEDS_TASKS)
+    if fields is not None and method == "tools/call" and (tool := server.tools.get(params["name"])):
+        headers.check_parameter_headers(fields, params.get("arguments", {}), tool.mirrored)
+    if method in MAY_ASK:
+        request.state = server.unseal(request, params.get("requestState"))
+    if method in check_params and (problem := check_params[method](params)):
+        raise Rejection(INVALID_PARAMS, f"params{problem}", rule="Overview › Requests")
+    request.responses = params.get("inputResponses") or {}
+    return request
 
 
-class HttpServer(HTTPServer):
-    """The listening socket, its connections and their limits (seconds, octets), which may be set before serving."""
-
-    request_queue_size = 1024
-    allow_reuse_address = os.name == "posix"  # elsewhere it would let two servers share the port
-    keep_alive = 15.0  # silence before a stream gets a comment
-    idle_timeout = 30.0  # between two requests
-    request_timeout = 10.0  # for a head or a body that has begun
-    write_timeout = 10.0  # for a client that does not read
-    max_body = MAX_MESSAGE
-    max_connections = 4096
-    endpoint: type[Endpoint] = Endpoint
-
-    def __init__(self, mcp: Server, host: str = "127.0.0.1", port: int = 0, allow_origins: Iterable[str] = ()) -> None:
-        self.mcp = mcp
-        self.allow_origins = frozenset(origin.lower() for origin in allow_origins)
-        self.allow_hosts = {urlsplit(origin).hostname or "" for origin in self.allow_origins} | {host.lower()}
-        self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        self.connections: dict[socket.socket, None] = {}  # accept loop and connection threads; single operations only
-        self.watcher, self.workers = DisconnectWatcher(), Workers()
-        self.stopping = False  # set by a signal handler, which must not touch a lock
-        super().__init__((host, port), Endpoint)
-
-    def server_bind(self) -> None:
-        """Binds without the standard library's reverse look-up, which can take seconds."""
-        TCPServer.server_bind(self)
-        self.port = self.server_address[1]
-
-    def serve_forever(self, poll_interval: float = 0.1) -> None:
-        """The accept loop. A connection wakes it; `stop` is seen within the poll interval, then all connections end."""
-        self.mcp.start()
-        self.watcher.start()
-        self.socket.settimeout(poll_interval)
-        exhausted = False
-        while not self.stopping:
-            try:
-                connection, address = self.socket.accept()
-                exhausted = False
-            except TimeoutError:
-                continue
-            except OSError as problem:
-                if problem.errno in (errno.EMFILE, errno.ENFILE) and not exhausted:
-                    log("out of file descriptors: new connections wait")
-                    exhausted = True
-                time.sleep(0.05)
-                continue
-            self.connections[connection] = None
-            try:
-                self.workers.run(self.serve_connection, connection, address)
-            except RuntimeError as problem:
-                log(f"a connection was refused: {problem}")
-                self.end_connection(connection)
-            while len(self.connections) >= 2 * self.max_connections and not self.stopping:
-                time.sleep(0.01)
-        self.end_connections()
-
-    def serve_connection(self, connection: socket.socket, address: Any) -> None:
-        """A connection's whole life, on its own thread."""
-        try:
-            self.endpoint(connection, address, self)
-        except OSError:
-            pass
-        except Exception:
-            traceback.print_exc()  # a fault of this server's; the other connections go on
-        finally:
-            self.end_connection(connection)
-
-    def end_connection(self, connection: socket.socket) -> None:
-        """Closes the socket and forgets it."""
-        self.connections.pop(connection, None)
-        connection.close()
-
-    def stop(self) -> None:
-        """Ends `serve_forever`; callable from any thread and from a signal handler."""
-        self.stopping = True
-
-    def end_connections(self) -> None:
-        """Subscriptions get their result, calls are cancelled, idle connections wake up; half a second for all."""
-        self.socket.close()
-        deadline = time.monotonic() + 0.6
-        self.mcp.subscriptions.end(deadline - 0.3)
-        self.watcher.stop()
-        for connection in list(self.connections):
-            with contextlib.suppress(OSError):
-                connection.shutdown(socket.SHUT_RD)  # wakes the thread that reads it; close() would not
-        while self.connections and time.monotonic() < deadline:
-            self.mcp.stopped.wait(0.005)
-        self.mcp.stop()
+NO_METADATA = (f"params._meta is required, with the members {META}protocolVersion (a string, {SUPPORTED_VERSIONS[0]!r})"
+               f" and {META}clientCapabilities (an object); with the curl helper, `source` it first: $META is empty")
 
 
-# ------------------------------------------------------------------------------------------------------- requests
+def rejection_for(problem: BaseException) -> Rejection:
+    """What a client is told of an exception: all of a rejection, nothing of a fault of this server's."""
+    if isinstance(problem, Rejection):
+        return problem
+    if isinstance(problem, Refused):
+        return Rejection(None, str(problem), status=problem.status, fields=problem.fields, rule=problem.rule)
+    if isinstance(problem, HeaderMismatch):
+        return Rejection(HEADER_MISMATCH, f"Header mismatch: {problem}", rule=problem.rule)
+    if isinstance(problem, sqlite3.Error):
+        log(f"the state cannot be used: {problem}")
+        return Rejection(INTERNAL_ERROR, "The server cannot reach its state at the moment")
+    log_fault(problem)
+    return Rejection(INTERNAL_ERROR, "Internal error")
+
+
+def request_line(message: Json, user: str) -> str:
+    """The log's words for a request: method, name, user, id, trace."""
+    params = message.get("params", {})
+    name, meta = params.get(headers.NAME_SOURCE.get(message["method"], "")), params.get("_meta")
+    trace = meta.get("traceparent") if isinstance(meta, dict) else None
+    return (f"{message['method'][:100]}{f' {name}'[:200] if name else ''} user={user} id={message['id']!r:.100}"
+            f"{f' traceparent={trace}'[:100] if trace else ''}")
+
+
+def cancelled_line(request: Request | None) -> str:
+    """The log's words for a request that nobody waits for: a tool's step is the one that was in progress."""
+    if request and request.method == "tools/call":
+        return f"{request.params['name']} cancelled at step {math.floor(request.done) + 1}"
+    return f"{request.method if request else 'a request'} ended"
+
+
+# ---- what a tool sees ------------------------------------------------------------------------------------------
 
 
 class Request:
     """Everything that the server may know while it answers one request, and the verbs of a tool that takes time.
 
-    `cancelled` is set by the disconnect watcher (HTTP), by the stdio reader, by shutdown, or by a write that failed;
-    the thread that runs the method reads it. Everything else belongs to that thread.
+    Whoever sees the client go sets `cancelled`, from any thread: the loop (HTTP), the stdio reader, shutdown, a write
+    that failed. Everything else belongs to the thread that runs the method.
     """
 
-    def __init__(self, message: Json, channel: Channel, user: str) -> None:
+    def __init__(self, message: Json, exchange: Exchange, user: str) -> None:
         self.id, self.method, self.params = message["id"], message["method"], message.get("params", {})
         self.meta: Json = self.params.get("_meta", {})
         self.capabilities: Json = self.meta.get(META + "clientCapabilities", {})
-        self.channel, self.user = channel, user
-        self.reason: str | None = None  # why it was cancelled
-        self.wake: Callable[[], None] | None = None  # wakes the method's thread where it waits for something else
+        self.exchange, self.user = exchange, user
         self.reported: float | None = None  # the highest progress so far
         self.responses: Json = {}  # the checked inputResponses of a retried request
         self.state: Any = None  # what `input_required(state=…)` sealed in the round before
 
-    @functools.cached_property
+    @property
     def cancelled(self) -> threading.Event:
-        """Set as soon as the client is gone. Looking at it for the first time begins the watch on the socket."""
-        event = self.__dict__["cancelled"] = threading.Event()
-        self.channel.watch(self)
-        return event
+        """Set as soon as the client is gone."""
+        self.exchange.heeded = True
+        return self.exchange.cancelled
+
+    @property
+    def reason(self) -> str | None:
+        """Why it was cancelled."""
+        return self.exchange.reason
 
     def cancel(self, reason: str) -> None:
         """Tells the method's thread that nobody waits any more; called from any thread, once or often."""
-        self.reason = self.reason or reason
-        self.cancelled.set()
-        if self.wake:
-            self.wake()
-
-    def close(self) -> None:
-        """The request is over."""
-        if "cancelled" in self.__dict__:
-            self.channel.unwatch(self)
+        self.exchange.cancel(reason)
 
     @property
     def done(self) -> float:
@@ -794,18 +589,9 @@ class Request:
         return self.reported or 0
 
     def emit(self, message: Json) -> None:
-        """One notification ahead of the response, if anybody still listens."""
-        self.write(self.channel.emit, {"jsonrpc": "2.0"} | message)
-
-    def write(self, send: Callable[..., None], *message: Json) -> None:
-        """Has the channel send something; a client that turns out to be gone cancels the request."""
-        if self.cancelled.is_set():
-            raise Cancelled(self.reason)
-        try:
-            send(*message)
-        except Cancelled as gone:
-            self.cancel(str(gone))
-            raise
+        """One notification ahead of the response, if anybody still listens; else Cancelled, and the tool ends."""
+        self.exchange.heeded = True
+        self.exchange.emit(message)
 
     def progress(self, done: float, total: float | None = None, message: str | None = None) -> None:
         """Reports progress; a value that does not increase is dropped."""
@@ -830,14 +616,20 @@ class Request:
 
     def sleep(self, seconds: float) -> None:
         """Returns after that time, or raises Cancelled as soon as the client is gone."""
+        self.may_wait()
         end = time.monotonic() + seconds
         while True:
             left = max(0.0, end - time.monotonic())
-            if self.cancelled.wait(min(left, self.channel.comment_due())):
+            if self.cancelled.wait(min(left, self.exchange.comment_due())):
                 raise Cancelled(self.reason)
             if not left:
                 return
-            self.write(self.channel.keep_alive)
+            self.exchange.keep_alive()
+
+    def may_wait(self) -> None:
+        """RuntimeError where a wait would hold up everybody: an author's mistake."""
+        if self.exchange.quick:
+            raise RuntimeError("this is registered as quick: it may neither wait, nor ask, nor become a task")
 
     def require(self, capabilities: Json) -> None:
         """Rejects the request unless its client declared these capabilities."""
@@ -871,6 +663,7 @@ class Request:
         worker runs the tool's function again from the top, where this call does nothing. Other clients wait for the
         result as before, or get -32021 when the tool cannot do without (`required`).
         """
+        self.may_wait()
         # spec: Tasks Extension › Capability Negotiation: MUST NOT return CreateTaskResult to a client without it
         if self.declares(NEEDS_TASKS):
             raise BecomesTask(ttl_ms)
@@ -917,6 +710,11 @@ def elicit_url(message: str, url: str) -> Json:
     """An input request: a page for the user to visit, for what must not pass through the client."""
     return {"method": "elicitation/create", "params": {"mode": "url", "message": message, "url": url}}
 
+
+# ================================================================================================================
+# Part 2. What a server offers: the registry of tools, resources, prompts and completions, their schemas, the methods
+# that serve them, questions to the user, and subscriptions. Each method stands by itself; skip what you do not need.
+# ================================================================================================================
 
 # ------------------------------------------------------------------------------------------------------- schemas
 
@@ -1005,6 +803,7 @@ PARAMS: dict[str, Json] = {
     "tasks/cancel": takes(taskId=TEXT),
 }
 check_params = {method: compile_schema(schema) for method, schema in PARAMS.items()}
+WAITING = ("tasks/update", "tasks/cancel", "completion/complete")  # they write, or call an author's function
 MAY_ASK = ("tools/call", "prompts/get", "resources/read")  # spec: Multi Round-Trip Requests › Supported Requests
 
 
@@ -1020,6 +819,7 @@ class Tool(NamedTuple):
     check_arguments: Check
     check_output: Check
     switchable: bool  # it can be listed and unlisted while the server runs
+    quick: bool = False  # it answers at once, from memory, on the thread that reads everybody's requests
 
 
 class Entry(NamedTuple):
@@ -1028,14 +828,7 @@ class Entry(NamedTuple):
     definition: Json
     function: Callable[..., Any]
     hints: Json
-
-
-class Answer(NamedTuple):
-    """A response, ready to send: HTTP status, JSON text, further field lines."""
-
-    status: int
-    body: bytes
-    fields: str = ""
+    quick: bool = False
 
 
 class Server:
@@ -1058,7 +851,7 @@ class Server:
         self.subscriptions, self.tasks = Subscriptions(self), Tasks(self)
         self.stopped = threading.Event()
         self.keeper = threading.Thread(target=self.keep, name="keeper", daemon=True)
-        self.methods: dict[str, Callable[[Request], Json]] = {
+        self.methods: dict[str, Callable[[Request], Json | None]] = {
             "server/discover": self.discover, "tools/list": self.list_tools, "tools/call": self.call_tool,
             "resources/list": self.list_resources, "resources/templates/list": self.list_templates,
             "resources/read": self.read_resource, "prompts/list": self.list_prompts, "prompts/get": self.get_prompt,
@@ -1070,7 +863,7 @@ class Server:
 
     def tool(self, name: str, description: str, input_schema: Json, *, title: str | None = None,
              output_schema: Json | None = None, annotations: Json | None = None, listed: bool = True,
-             checks_own_arguments: bool = False) -> Callable[[Function], Function]:
+             checks_own_arguments: bool = False, quick: bool = False) -> Callable[[Function], Function]:
         """Registers `function(arguments, request) -> text or result`. ValueError for a schema that breaks the rules."""
         mirrored = headers.mirrored_parameters(input_schema)
         checked = [{}, {}] if checks_own_arguments else [input_schema, output_schema or {}]
@@ -1083,7 +876,7 @@ class Server:
 
         def register(function: Function) -> Function:
             check_arguments, check_output = map(compile_schema, checked)
-            self.tools[name] = Tool(definition, function, mirrored, check_arguments, check_output, not listed)
+            self.tools[name] = Tool(definition, function, mirrored, check_arguments, check_output, not listed, quick)
             return function
 
         return register
@@ -1161,67 +954,14 @@ class Server:
 
     # one request
 
-    def respond(self, message: Json, channel: Channel, user: str, fields: Fields | None = None) -> Answer:
-        """The answer to one request, whatever happens; Cancelled when nobody waits for it. `fields`: over HTTP."""
-        request = None
-        try:
-            request = self.open_request(message, channel, user, fields)  # 11 to 17
-            result = self.complete_result(request, self.methods[request.method](request))  # 18
-            answer = Answer(200, sse.encode_json({"jsonrpc": "2.0", "id": request.id, "result": result}))
-            if request.reason:
-                raise Cancelled(request.reason)
-            outcome = result["resultType"]
-        except Cancelled as gone:
-            log(f"{cancelled_line(request)} ({gone})")
-            raise
-        except (Exception, SystemExit) as problem:
-            rejection = rejection_for(problem)
-            if message["method"] == "initialize":
-                # spec: Versioning and Compatibility › Backward Compatibility with Initialization-Based Versions:
-                # SHOULD name the supported versions in any error returned to initialize
-                rejection.message += f". There is no initialize here: this server speaks MCP {SUPPORTED_VERSIONS[0]}"
-            answer = Answer(rejection.status, sse.encode_json(rejection.response(message["id"])), rejection.fields)
-            outcome = f"{rejection.status}, {rejection.code} {rejection.message}"
-        finally:
-            if request:
-                request.close()
-        log(f"{request_line(message, user)} -> {outcome}")
-        return answer
-
-    def open_request(self, message: Json, channel: Channel, user: str, fields: Fields | None) -> Request:
-        """Rungs 11 to 17, and the shape of the params."""
-        method, params = message["method"], message.get("params", {})
-        if not self.compares_headers:
-            fields = None
-        if fields is not None:
-            header_version = headers.check_method_header(fields, method)  # 11
-        # spec: Overview › _meta: a request missing any required field MUST be rejected with -32602, on HTTP with 400
-        if problem := check_metadata(params.get("_meta")):  # 12
-            raise Rejection(INVALID_PARAMS, f"params._meta{problem}", status=400)
-        version = params["_meta"][META + "protocolVersion"]
-        if fields is not None:
-            headers.check_version_header(header_version, version)  # 13
-        if version not in SUPPORTED_VERSIONS:  # 14
-            # spec: Versioning and Compatibility › Protocol Version Negotiation: MUST list the versions it supports
-            raise Rejection(UNSUPPORTED_VERSION, f"Unsupported version: this server speaks MCP {SUPPORTED_VERSIONS[0]}",
-                            {"supported": SUPPORTED_VERSIONS, "requested": version})
-        if not self.offers(method):  # 15
-            # spec: Streamable HTTP › Protocol Version Header: MUST respond with 404 and -32601
-            raise Rejection(METHOD_NOT_FOUND, f"Unknown method: {method[:100]}")
-        if fields is not None:
-            headers.check_name_header(fields, method, params)  # 16
-        request = Request(message, channel, user)
-        if method.startswith("tasks/"):  # 17
-            # spec: Tasks Extension › Protocol Errors: MUST return -32021 to clients that do not declare the extension
-            request.require(NEEDS_TASKS)
-        if fields is not None and method == "tools/call" and (tool := self.tools.get(params["name"])):
-            headers.check_parameter_headers(fields, params.get("arguments", {}), tool.mirrored)
-        if method in MAY_ASK:
-            request.state = self.unseal(request, params.get("requestState"))
-        if method in check_params and (problem := check_params[method](params)):
-            raise Rejection(INVALID_PARAMS, f"params{problem}")
-        request.responses = params.get("inputResponses") or {}
-        return request
+    def is_quick(self, method: str, name: Any = None) -> bool:
+        """Whether it is answered at once from memory, judged by method and name (over HTTP: their mirrored headers)."""
+        tables: dict[str, dict[str, Any]] = {
+            "tools/call": self.tools, "prompts/get": self.prompts, "resources/read": self.resources}
+        if method in tables:
+            entry = tables[method].get(name)
+            return entry is not None and entry.quick and self.compares_headers
+        return method not in WAITING and self.compares_headers
 
     def offers(self, method: str) -> bool:
         """Whether there is such a method, and anything registered that it could serve."""
@@ -1361,7 +1101,6 @@ class Server:
 
 
 Function = Callable[..., Any]
-NEEDS_TASKS: Json = {"extensions": {TASKS: {}}}
 
 
 @contextlib.contextmanager
@@ -1386,36 +1125,6 @@ def register_in(table: dict[Any, Any], key: Any, *entry: Json) -> Callable[[Func
 def present(**members: Any) -> Json:
     """An object of those members that are not None."""
     return {name: value for name, value in members.items() if value is not None}
-
-
-def rejection_for(problem: BaseException) -> Rejection:
-    """What a client is told of an exception: all of a rejection, nothing of a fault of this server's."""
-    if isinstance(problem, Rejection):
-        return problem
-    if isinstance(problem, HeaderMismatch):
-        # spec: Streamable HTTP › Server Validation: MUST return 400 with HeaderMismatch
-        return Rejection(HEADER_MISMATCH, f"Header mismatch: {problem}")
-    if isinstance(problem, sqlite3.Error):
-        log(f"the state cannot be used: {problem}")
-        return Rejection(INTERNAL_ERROR, "The server cannot reach its state at the moment")
-    traceback.print_exception(problem)
-    return Rejection(INTERNAL_ERROR, "Internal error")
-
-
-def request_line(message: Json, user: str) -> str:
-    """The log's words for a request: method, name, user, id, trace."""
-    params = message.get("params", {})
-    name, meta = params.get(headers.NAME_SOURCE.get(message["method"], "")), params.get("_meta")
-    trace = meta.get("traceparent") if isinstance(meta, dict) else None
-    return (f"{message['method'][:100]}{f' {name}'[:200] if name else ''} user={user} id={message['id']!r:.100}"
-            f"{f' traceparent={trace}'[:100] if trace else ''}")
-
-
-def cancelled_line(request: Request | None) -> str:
-    """The log's words for a request that nobody waits for: a tool's step is the one that was in progress."""
-    if request and request.method == "tools/call":
-        return f"{request.params['name']} cancelled at step {math.floor(request.done) + 1}"
-    return f"{request.method if request else 'a request'} ended"
 
 
 def run_tool(tool: Tool, arguments: Json, request: Request) -> Json:
@@ -1540,21 +1249,13 @@ class Subscriptions:
         self.ending = False
         self.seen = self.store.execute("SELECT coalesce(max(number), 0) AS seen FROM changes")[0]["seen"]
 
-    def listen(self, request: Request) -> Json:
+    def listen(self, request: Request) -> None:
         """subscriptions/listen: acknowledges, then passes on what was agreed until somebody ends it."""
         subscription = Subscription(request, self.agree(request), queue.SimpleQueue())
-        request.wake = lambda: subscription.queue.put(None)
         with self.lock:
-            self.open.append(subscription)  # before the acknowledgement, or a change right after it would be lost
-        try:
             # spec: Subscriptions › Acknowledgment: MUST send acknowledged as the first message
-            self.send(request, "notifications/subscriptions/acknowledged", {"notifications": subscription.agreed})
-            self.pass_on(subscription)
-        finally:
-            with self.lock:
-                self.open.remove(subscription)
-        # spec: Subscriptions › Graceful Closure: SHOULD respond with an empty result before closing the stream
-        return {"_meta": {META + "subscriptionId": request.id}}
+            self.push(subscription, "notifications/subscriptions/acknowledged", {"notifications": subscription.agreed})
+            self.open.append(subscription)
 
     def agree(self, request: Request) -> Json:
         """The part of the filter that this server serves to this user."""
@@ -1570,23 +1271,23 @@ class Subscriptions:
             agreed["taskIds"] = tasks
         return agreed
 
-    def pass_on(self, subscription: Subscription) -> None:
-        """The listening thread's loop. A queued message, a cancellation, the end or a due comment wakes it."""
-        request = subscription.request
-        while not self.ending or subscription.queue.qsize():
-            try:
-                message = subscription.queue.get(timeout=min(request.channel.comment_due(), 3600))
-            except queue.Empty:
-                request.write(request.channel.keep_alive)
-                continue
-            if request.cancelled.is_set():
-                raise Cancelled(request.reason)
-            if message:
-                self.send(request, message["method"], message["params"])
-
-    def send(self, request: Request, method: str, params: Json) -> None:
+    def push(self, one: Subscription, method: str, params: Json) -> None:
         # spec: Subscriptions › Receiving Notifications: all carry the id of the listen request in _meta
-        request.emit({"method": method, "params": {"_meta": {META + "subscriptionId": request.id}} | params})
+        meta = {"_meta": {META + "subscriptionId": one.request.id}}
+        message = {"jsonrpc": "2.0", "method": method, "params": meta | params}
+        if not one.request.exchange.push(sse.encode_json(message)):
+            self.finish(one)
+
+    def finish(self, one: Subscription) -> None:
+        if one in self.open:
+            self.open.remove(one)
+        result = self.server.complete_result(one.request, {"_meta": {META + "subscriptionId": one.request.id}})
+        one.request.exchange.end(sse.encode_json({"jsonrpc": "2.0", "id": one.request.id, "result": result}))
+
+    def forget(self, exchange: Exchange) -> None:
+        with self.lock:
+            self.open = [one for one in self.open if one.request.exchange is not exchange]
+        log(f"subscriptions/listen ended ({exchange.reason})")
 
     def publish(self, topic: str, subject: str = "") -> None:
         """Tells this instance's subscribers now, and the other instances' at their next look."""
@@ -1599,12 +1300,10 @@ class Subscriptions:
         with self.lock:
             concerned = [one for one in self.open if (agreed := one.agreed.get(FILTERS[topic]))
                          and (agreed is True or subject in agreed)]
-        message = self.message(topic, subject) if concerned else None
-        for subscription in concerned:
-            if subscription.queue.qsize() < MAX_QUEUED:
-                subscription.queue.put(message)
-            else:
-                subscription.request.cancel("reads too slowly")
+            message = self.message(topic, subject) if concerned else None
+            for one in concerned:
+                if message:
+                    self.push(one, message["method"], message["params"])
 
     def message(self, topic: str, subject: str) -> Json | None:
         """The notification of a change; None for a task that has expired."""
@@ -1622,14 +1321,11 @@ class Subscriptions:
             if change["origin"] != self.store.instance:
                 self.deliver(change["topic"], change["subject"])
 
-    def end(self, deadline: float) -> None:
-        """At shutdown: every subscription sends what is queued, then its result, before the deadline."""
-        self.ending = True
+    def end(self) -> None:
+        """At shutdown."""
         with self.lock:
-            for subscription in self.open:
-                subscription.queue.put(None)
-        while self.open and time.monotonic() < deadline:
-            self.server.stopped.wait(0.005)
+            for one in list(self.open):
+                self.finish(one)
 
 
 # -------------------------------------------------------------------- the store: a handle is a row, a lease a column
@@ -1733,11 +1429,10 @@ class TaskRequest(Request):
 
     def __init__(self, row: sqlite3.Row, tasks: Tasks) -> None:
         saved = json.loads(row["request"])
-        super().__init__({"id": row["id"], "method": "tools/call", "params": saved["params"]}, Channel(), row["user"])
+        super().__init__({"id": row["id"], "method": "tools/call", "params": saved["params"]}, Exchange(), row["user"])
         self.responses, self.state = saved["responses"], saved["state"]
         self.tasks, self.reported, self.owner = tasks, row["done"], row["owner"]
         self.answered = threading.Event()  # set by tasks/update on this instance, and by cancel
-        self.wake = self.answered.set
 
     def record(self, **columns: Any) -> sqlite3.Row:
         """Changes the row if it is still this worker's and not finished; otherwise the worker ends, by Cancelled."""
@@ -1997,21 +1692,21 @@ def add_weather(server: Server) -> None:
         return {"temperature": number[0] % 35 - 5, "conditions": ("sunny", "cloudy", "rainy", "windy")[number[1] % 4],
                 "humidity": 30 + number[2] % 60}
 
-    @server.tool("get_weather", "The weather at a place, as text.", takes(location=TEXT), annotations=READS)
+    @server.tool("get_weather", "The weather at a place, as text.", takes(location=TEXT), annotations=READS, quick=True)
     def get_weather(arguments: Json, request: Request) -> str:
         return "{temperature} °C and {conditions} in {location}.".format(**arguments, **weather(arguments["location"]))
 
     report = takes(temperature={"type": "number"}, conditions=TEXT, humidity={"type": "number"})
 
     @server.tool("get_weather_data", "The weather at a place, as data.", takes(location=TEXT), output_schema=report,
-                 annotations=READS)
+                 annotations=READS, quick=True)
     def get_weather_data(arguments: Json, request: Request) -> Json:
         return {"structuredContent": weather(arguments["location"])}
 
     region = {"type": "string", "description": "where to run it; gateways route by it", "x-mcp-header": "Region"}
 
     @server.tool("execute_sql", "Pretends to run a query in a region.", takes(region=region, query=TEXT),
-                 annotations=READS)
+                 annotations=READS, quick=True)
     def execute_sql(arguments: Json, request: Request) -> str:
         return f"Ran in {arguments['region']}: {arguments['query']}"
 
@@ -2048,7 +1743,7 @@ def add_spoofing_lesson(server: Server) -> None:
     """A harmless tool that a gateway allows, and one that it does not."""
     titles = ["Emma", "Middlemarch", "Moby-Dick", "The Trial", "Ulysses"]
 
-    @server.tool("search", "Searches the library's titles.", takes(query=TEXT), annotations=READS)
+    @server.tool("search", "Searches the library's titles.", takes(query=TEXT), annotations=READS, quick=True)
     def search(arguments: Json, request: Request) -> str:
         return ", ".join(title for title in titles if arguments["query"].lower() in title.lower()) or "Nothing found."
 
@@ -2140,170 +1835,903 @@ def add_documents(server: Server) -> None:
         return [one for one in languages if one.startswith(value.lower())]
 
 
-# --------------------------------------------------------------------------------------------------------- stdio
+# ================================================================================================================
+# Part 5. The carriers: how octets reach a request and how its answer leaves, over HTTP and over stdio. One thread
+# reads; what may wait has a thread of its own meanwhile (Half-Sync/Half-Async). Nothing here knows what MCP means.
+# ================================================================================================================
+
+READ_AHEAD = 8 * headers.MAX_LINE  # octets behind a request in progress, beside one more body
+SLOWEST = 500  # octets a second: a request that arrives more slowly counts as standing still
+SLOW_QUICK = 0.02  # seconds: a quick tool that takes longer has held up everybody
 
 
-class StdioChannel(Channel):
+class Inbox:
+    """Octets in, whole requests out, however the octets were cut. No socket, no clock; the loop alone touches it."""
+
+    __slots__ = ("chunks", "expected", "head", "max_body", "received")
+
+    def __init__(self, max_body: int) -> None:
+        self.received, self.max_body = bytearray(), max_body
+        self.head: bytes | None = None  # of the request whose body is still coming
+        self.chunks: sse.ChunkDecoder | None = None
+        self.expected = False  # its client waits for a 100, or for a refusal, before it sends the body
+
+    def next_request(self) -> tuple[bytes, bytes] | None:
+        """The octets of a head (without its blank line) and a body, once both are whole. BadHead for broken framing."""
+        if self.head is None and not self.take_head():
+            return None
+        assert self.head is not None
+        length = headers.read_head(self.head).length
+        if self.chunks:
+            try:
+                body = self.chunks.take(self.received)
+            except ValueError as broken:
+                large = isinstance(broken, sse.TooLarge)
+                rule = "rfc9110 §15.5.14" if large else "rfc9112 §7.1"
+                raise BadHead(413 if large else 400, str(broken), rule) from None
+        else:
+            body = self.take(length) if len(self.received) >= length else None
+        if body is None:
+            return None
+        head, self.head, self.chunks, self.expected = self.head, None, None, False
+        return head, body
+
+    def take_head(self) -> bool:
+        """Whether a head is there; it is checked, as far as it goes."""
+        while self.received.startswith(b"\r\n"):  # rfc9112 §2.2: ignore empty lines before the request line
+            del self.received[:2]
+        end = self.received.find(b"\r\n\r\n")
+        if end < 0:
+            if self.received:
+                headers.check_head_so_far(self.received)
+            return False
+        octets = self.take(end + 4)[:-4]
+        head = headers.read_head(octets)
+        if head.length > self.max_body:
+            raise BadHead(413, f"A message may have at most {self.max_body} octets", "rfc9110 §15.5.14")
+        if "expect" in head.fields and head.version == "HTTP/1.1":
+            if ",".join(head.fields["expect"]).lower() != "100-continue":
+                raise BadHead(417, "The only expectation served here is 100-continue", "rfc9110 §10.1.1")
+            self.expected = True
+        self.head, self.chunks = octets, sse.ChunkDecoder(self.max_body) if head.length == headers.CHUNKED else None
+        return True
+
+    def take(self, count: int) -> bytes:
+        """The first octets received."""
+        octets = bytes(self.received[:count])
+        del self.received[:count]
+        return octets
+
+    def begun(self) -> bool:
+        """Whether a part of a request is there."""
+        return bool(self.head is not None or self.received.strip(b"\r\n"))
+
+
+class Outbox:
+    """What goes out on one socket or pipe, in order. `lock` guards the attributes; nobody holds it while waiting.
+
+    `send_some(octets)` sends what is taken without waiting and says how much; `send_all(octets)` waits, and `run` gives
+    it a thread. Both raise OSError when nobody takes anything any more.
+    """
+
+    __slots__ = ("behind", "drained", "lock", "lost", "run", "send_all", "send_some", "waiting", "weight")
+
+    def __init__(self, send_some: Callable[[bytes], int], send_all: Callable[[bytes], None],
+                 run: Callable[..., None]) -> None:
+        self.send_some, self.send_all, self.run = send_some, send_all, run
+        self.lock = threading.Lock()
+        self.waiting: list[bytes] = []
+        self.behind = 0  # messages that have not been taken whole, those in the writer's hand included
+        self.weight = 0  # octets of `waiting`
+        self.lost = False
+        self.drained: Callable[[], None] | None = None  # called by the writer when it has caught up, or lost
+
+    def put(self, octets: bytes) -> None:
+        """Sends what is taken at once; the rest goes to a thread that may wait. OSError when the reader is gone."""
+        with self.lock:
+            try:
+                if self.lost:
+                    raise BrokenPipeError
+                if not self.behind:
+                    octets = octets[self.send_some(octets) :]
+                if octets:
+                    self.waiting.append(octets)
+                    self.weight += len(octets)
+                    self.behind += 1
+                    if self.behind == 1:
+                        self.run(self.send_waiting)
+            except (OSError, RuntimeError):  # nobody takes anything any more, or there is no thread to wait for it
+                self.lost = True
+                raise BrokenPipeError from None
+
+    def send_waiting(self) -> None:
+        """The writer, until it has caught up."""
+        batch: list[bytes] = []
+        while True:
+            with self.lock:
+                self.behind = 0 if self.lost else self.behind - len(batch)
+                if not self.behind:
+                    self.weight = 0
+                    break
+                batch, self.waiting, self.weight = self.waiting, [], 0
+            try:
+                self.send_all(b"".join(batch))
+            except OSError:
+                self.lost = True
+        if self.drained:
+            self.drained()
+
+
+Selecting = getattr(selectors, "PollSelector", selectors.SelectSelector)
+
+
+def ready_to_send(sink: Any, timeout: float) -> bool:
+    """Waits until a socket or pipe takes octets again; False after the timeout. Its closing wakes it too."""
+    with Selecting() as selector:
+        selector.register(sink, selectors.EVENT_WRITE)
+        return bool(selector.select(timeout))
+
+
+class Workers:
+    """Threads that are used again: one whose job is done takes the next instead of ending.
+
+    `lock` guards `idle`; whoever has a job, and the workers, touch it. A waiting worker is woken by a job or after 5 s.
+    """
+
+    def __init__(self) -> None:
+        self.jobs: queue.SimpleQueue[tuple[Callable[..., None], tuple[Any, ...]]] = queue.SimpleQueue()
+        self.lock = threading.Lock()
+        self.idle = 0  # workers that wait and that no job has been promised
+
+    def run(self, function: Callable[..., None], *arguments: Any) -> None:
+        """Calls the function on a thread of its own. RuntimeError when the system gives no more threads."""
+        with self.lock:
+            reuse = self.idle > 0
+            self.idle -= reuse
+        if reuse:
+            self.jobs.put((function, arguments))
+        else:
+            threading.Thread(target=self.work, args=(function, arguments), daemon=True).start()
+
+    def work(self, function: Callable[..., None], arguments: tuple[Any, ...]) -> None:
+        """One worker's life: a job, then the next one if it comes in time."""
+        while True:
+            try:
+                function(*arguments)
+            except Exception as fault:  # of this server's; the other requests go on
+                log_fault(fault)
+            del function, arguments
+            with self.lock:
+                self.idle += 1
+            try:
+                function, arguments = self.jobs.get(timeout=5)
+            except queue.Empty:
+                with self.lock:
+                    if self.idle > 0:
+                        self.idle -= 1
+                        return
+                function, arguments = self.jobs.get()  # promised to this worker while it gave up
+
+
+Deadlines = collections.OrderedDict[Connection, float]
+
+
+class HttpServer(HTTPServer):
+    """The listening socket, the loop that reads all connections, and their limits (seconds, octets).
+
+    The limits may be set before serving. The loop's thread alone touches the selector and the connections; others
+    leave what they hand back in `returned` and wake it by a socket pair. `ready`: connections whose next request may
+    have come already; they wait behind those that have something to read.
+    """
+
+    request_queue_size = 1024
+    allow_reuse_address = os.name == "posix"  # elsewhere it would let two servers share the port
+    keep_alive = 15.0  # silence before a stream gets a comment
+    idle_timeout = 30.0  # between two requests
+    request_timeout = 10.0  # for a head or a body that has begun
+    write_timeout = 10.0  # for a client that does not read
+    linger_timeout = 1.0  # for a client that has been sent its last answer to hang up
+    max_body = MAX_MESSAGE
+    max_connections = 4096
+    wire: Wire | None = None
+    selecting: type[selectors.BaseSelector] = selectors.DefaultSelector
+    RequestHandlerClass: type[Endpoint]
+
+    def __init__(self, mcp: Server, host: str = "127.0.0.1", port: int = 0, allow_origins: Iterable[str] = ()) -> None:
+        self.mcp = mcp
+        origins = frozenset(headers.parse_origin(origin) for origin in allow_origins)
+        hosts = {urlsplit(origin).hostname or "" for origin in origins} | {host.lower()}
+        self.policy = headers.Policy(origins, frozenset(hosts))
+        self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        self.workers = Workers()
+        self.connections: set[Connection] = set()
+        self.idle, self.begun, self.lingering = Deadlines(), Deadlines(), Deadlines()
+        self.places = 0  # connections that count against the limit
+        self.ready: collections.deque[Connection] = collections.deque()
+        self.returned: collections.deque[Endpoint] = collections.deque()
+        self.asleep = False  # the loop waits, or is about to
+        self.stopping = False  # set by a signal handler, which must not touch a lock
+        self.resume_accepting = math.inf
+        super().__init__((host, port), Endpoint)  # type: ignore[arg-type]  # made by the loop, one a request
+        self.waker, self.woken = socket.socketpair()
+        for one in (self.waker, self.woken, self.socket):
+            one.setblocking(False)
+
+    def server_bind(self) -> None:
+        """Binds without the standard library's reverse look-up, which can take seconds."""
+        TCPServer.server_bind(self)
+        self.port = self.server_address[1]
+
+    def server_close(self) -> None:
+        """Closes what `serve_forever` has not."""
+        for one in (self.socket, self.waker, self.woken):
+            one.close()
+
+    # the loop
+
+    def serve_forever(self, poll_interval: float = 0.5) -> None:
+        """Serves until `stop`; then every connection ends."""
+        self.mcp.start()
+        with self.selecting() as self.selector:
+            if isinstance(self.selector, selectors.SelectSelector):
+                self.max_connections = min(self.max_connections, 400)  # choice: select() takes 1,024, or 512 on Windows
+            self.selector.register(self.woken, selectors.EVENT_READ)
+            self.selector.register(self.socket, selectors.EVENT_READ)
+            while not self.stopping:
+                self.turn()
+            self.end_connections()
+        self.server_close()
+        self.mcp.stop()
+
+    def turn(self, at_most: float = 3600.0) -> None:
+        """One round: whatever can be read, whatever was handed back, whatever is due."""
+        self.asleep = True  # from here on others wake the loop; what they left before is looked at below
+        events = self.selector.select(0 if self.ready or self.returned else min(at_most, self.seconds_to_wait()))
+        self.asleep = False
+        for key, _ in events:
+            if isinstance(key.data, Connection):
+                self.take_in(key.data)
+            elif key.fileobj is self.socket:
+                self.accept()
+            else:
+                with contextlib.suppress(OSError):
+                    self.woken.recv(4096)
+        while self.returned:
+            exchange = self.returned.popleft()
+            self.go_on(exchange.client, exchange)
+        for _ in range(len(self.ready)):
+            self.advance(self.ready.popleft())
+        self.expire(time.monotonic())
+
+    def wake(self) -> None:
+        """Ends the loop's wait; from any thread and from signal handlers."""
+        with contextlib.suppress(OSError):  # a full pair wakes it as well
+            self.waker.send(b"\0")
+
+    def stop(self) -> None:
+        """Ends `serve_forever`; from any thread and from signal handlers."""
+        self.stopping = True
+        self.wake()
+
+    def accept(self) -> None:
+        """Takes what connects, a few at a time; decides who has a place."""
+        for _ in range(64):
+            if len(self.connections) >= 2 * self.max_connections:
+                return self.pause_accepting()
+            try:
+                accepted, _ = self.socket.accept()
+            except OSError as problem:
+                if problem.errno in (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM):
+                    log("out of file descriptors: new connections wait")
+                    self.pause_accepting()
+                return None
+            accepted.setblocking(False)
+            with contextlib.suppress(OSError):
+                accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, True)
+            connection = Connection(self, accepted, place=self.places < self.max_connections)
+            self.places += connection.place
+            self.connections.add(connection)
+            self.selector.register(accepted, selectors.EVENT_READ, connection)
+            self.idle[connection] = time.monotonic() + self.idle_timeout
+        return None
+
+    def pause_accepting(self) -> None:
+        """For 50 ms the loop does not look at the listening socket, which would wake it at once."""
+        self.selector.unregister(self.socket)
+        self.resume_accepting = time.monotonic() + 0.05
+
+    def take_in(self, connection: Connection) -> None:
+        """Something has come on a connection: octets, or its end."""
+        connection.read()
+        exchange = connection.exchange
+        if connection.at_end:
+            self.selector.unregister(connection.socket)
+        if connection in self.lingering or (exchange and exchange.parked):
+            connection.inbox.received.clear()
+        if exchange is None:
+            if connection not in self.lingering:
+                self.advance(connection)
+            elif connection.at_end:
+                self.drop(connection)
+        elif connection.at_end and exchange.parked:
+            if self.wire:
+                self.wire.show("--x", exchange, "stream closed: the subscription ends")
+            self.mcp.subscriptions.forget(exchange)
+            self.drop(connection)
+        elif len(connection.inbox.received) > self.max_body + READ_AHEAD and not connection.at_end:
+            exchange.cancel("too much sent behind it")  # or the end of file behind those octets would never be seen
+            connection.at_end = True
+            self.selector.unregister(connection.socket)
+
+    def advance(self, connection: Connection) -> None:
+        """Serves the connection's next request, if it has come: here if it is quick, else on a worker."""
+        if connection.exchange or connection not in self.connections:
+            return None
+        if self.stopping:
+            return self.close(connection)
+        try:
+            request = connection.inbox.next_request()
+        except BadHead as broken:
+            return self.refuse(connection, rejection_for(broken))
+        if request is None:
+            return self.wait_for_more(connection)
+        self.idle.pop(connection, None)
+        self.begun.pop(connection, None)
+        exchange = connection.exchange = self.RequestHandlerClass(connection, *request)
+        exchange.quick = exchange.is_quick()
+        if exchange.quick:
+            return self.serve_quick(exchange)
+        if connection.at_end:
+            exchange.cancel("stream closed")
+        try:
+            self.workers.run(self.serve, exchange)
+        except RuntimeError as problem:
+            exchange.quick = True
+            exchange.send_rejection(Rejection(503, f"No thread is free: {problem}", status=503,
+                                              fields="Retry-After: 1\r\n", rule="rfc9110 §15.6.4"))
+            self.go_on(connection, exchange)
+        return None
+
+    def serve_quick(self, exchange: Endpoint) -> None:
+        """Answers on the loop; an author whose quick tool held up everybody is told so."""
+        began = time.monotonic()
+        exchange.handle_one_request()
+        if (took := time.monotonic() - began) > SLOW_QUICK:
+            name = " ".join(exchange.head.fields.get("mcp-method", []) + exchange.head.fields.get("mcp-name", []))
+            log(f"{name[:200]} is registered as quick, and has held up everybody for {1000 * took:.0f} ms")
+        self.go_on(exchange.client, exchange)
+
+    def serve(self, exchange: Endpoint) -> None:
+        """A worker: one request, with plain blocking code."""
+        try:
+            exchange.handle_one_request()
+        except BaseException as fault:  # of this server's: the connection ends, the others go on
+            log_fault(fault)
+            exchange.close_connection = True
+        self.give_back(exchange)
+
+    def give_back(self, exchange: Endpoint) -> None:
+        """From any thread: this request is answered, its connection is the loop's again."""
+        self.returned.append(exchange)
+        if self.asleep:
+            self.wake()
+
+    def go_on(self, connection: Connection, exchange: Endpoint) -> None:
+        """The request may be over: then the connection ends, or its next request is looked for."""
+        if connection.exchange is not exchange or (exchange.parked and not exchange.over):
+            return
+        if connection.outbox.behind:  # a worker still sends; it gives the connection back
+            connection.outbox.drained = lambda: self.give_back(exchange)
+            if connection.outbox.behind:
+                return
+        connection.exchange, connection.outbox.drained = None, None
+        if exchange.close_connection or connection.outbox.lost or self.stopping:
+            self.close(connection)
+        elif connection.inbox.received or connection.at_end:
+            self.ready.append(connection)
+        else:
+            self.idle[connection] = time.monotonic() + self.idle_timeout
+
+    def wait_for_more(self, connection: Connection) -> None:
+        """No whole request is there yet: a client that expects 100 is told to go on, or refused before it does."""
+        if connection.at_end:
+            return self.close(connection)
+        if connection.inbox.expected:
+            connection.inbox.expected = False
+            try:
+                head = headers.read_head(connection.inbox.head or b"")
+                if head.path != "/healthz" or head.verb == "POST":
+                    headers.check_head(connection.inbox.head, self.policy)
+            except Refused as refusal:
+                return self.refuse(connection, rejection_for(refusal), connection.inbox.head or b"")
+            if not connection.inbox.received:
+                with contextlib.suppress(OSError):
+                    connection.outbox.put(b"HTTP/1.1 100 Continue\r\n\r\n")
+        if connection.inbox.begun():
+            if connection not in self.begun:
+                self.idle.pop(connection, None)
+                connection.arrived = 0
+                self.begun[connection] = time.monotonic() + self.request_timeout
+        elif connection not in self.idle:
+            self.idle[connection] = time.monotonic() + self.idle_timeout
+        return None
+
+    def refuse(self, connection: Connection, rejection: Rejection, head: bytes = b"") -> None:
+        """The last answer on a connection: nobody can tell where its next request begins, or whether it comes."""
+        exchange = connection.exchange = self.RequestHandlerClass(connection, head)
+        exchange.quick = True
+        if self.wire and not head:
+            self.wire.show("-->", exchange, connection.inbox.received[:65536].decode("latin-1"))
+        connection.inbox.received.clear()
+        exchange.send_last(rejection)
+        self.go_on(connection, exchange)
+
+    # deadlines and ends
+
+    def seconds_to_wait(self) -> float:
+        """Until the oldest deadline; the other ones cannot be earlier."""
+        due = [next(iter(limit.values())) for limit in (self.idle, self.begun, self.lingering) if limit]
+        return max(0.0, min([*due, self.resume_accepting]) - time.monotonic())
+
+    def expire(self, now: float) -> None:
+        """Ends what has waited for too long."""
+        if now >= self.resume_accepting:
+            self.resume_accepting = math.inf
+            self.selector.register(self.socket, selectors.EVENT_READ)
+        for limit, end in ((self.idle, self.drop), (self.begun, self.time_out), (self.lingering, self.drop)):
+            while limit and next(iter(limit.values())) <= now:
+                connection, _ = limit.popitem(last=False)
+                end(connection)
+
+    def time_out(self, connection: Connection) -> None:
+        """A request that has not arrived in its time; what arrives slowly but steadily is given the same time again."""
+        if connection.arrived > SLOWEST * self.request_timeout:
+            connection.arrived = 0
+            self.begun[connection] = time.monotonic() + self.request_timeout
+        else:
+            self.refuse(connection, Rejection(None, "The request did not arrive in time", status=408,
+                                              rule="rfc9110 §15.5.9"))
+
+    def close(self, connection: Connection) -> None:
+        """Lets the client read the last answer first: to close over unread octets would be a reset."""
+        self.places -= connection.place
+        connection.place = False
+        if connection.at_end or connection.outbox.lost:
+            return self.drop(connection)
+        with contextlib.suppress(OSError):
+            connection.socket.shutdown(socket.SHUT_WR)
+        connection.inbox.received.clear()
+        self.lingering[connection] = time.monotonic() + self.linger_timeout
+        return None
+
+    def drop(self, connection: Connection) -> None:
+        """Closes the socket and forgets it."""
+        self.places -= connection.place
+        connection.place = False
+        for limit in (self.idle, self.begun, self.lingering):
+            limit.pop(connection, None)
+        self.connections.discard(connection)
+        with contextlib.suppress(KeyError, ValueError):
+            self.selector.unregister(connection.socket)
+        connection.socket.close()
+
+    def end_connections(self) -> None:
+        """Subscriptions get their result, calls are cancelled, the rest ends; half a second for all of it."""
+        if self.resume_accepting == math.inf:
+            self.selector.unregister(self.socket)
+        self.resume_accepting = math.inf
+        self.socket.close()
+        deadline = time.monotonic() + 0.5
+        self.mcp.subscriptions.end()
+        for connection in list(self.connections):
+            if connection.exchange and not connection.exchange.parked:
+                connection.exchange.cancel("server stopped")
+            elif connection.exchange is None and connection not in self.lingering:
+                self.drop(connection)
+        while self.connections and time.monotonic() < deadline:
+            self.turn(0.02)
+        for connection in list(self.connections):
+            self.drop(connection)
+
+
+class Wire:
+    """--wire: shows what crosses the wire, as it crosses, in the log; what authenticates is masked."""
+
+    secret = re.compile(r"(?is)^(.{0,20}?(?:authorization|cookie)\w*:?).*")
+
+    def __init__(self) -> None:
+        self.numbers = itertools.count(1)
+        self.colours = {"-->": "\033[36m", "<--": "\033[33m", "--x": "\033[33m"}
+        if os.environ.get("NO_COLOR") or not os.isatty(2):
+            self.colours = {}
+
+    def show(self, arrow: str, exchange: Any, text: str) -> None:
+        """The lines of a text, each with an arrow, the request's number, milliseconds since it had come."""
+        if not hasattr(exchange, "number"):
+            exchange.number = next(self.numbers)
+        colour = self.colours.get(arrow, "")
+        milliseconds = 1000 * (time.monotonic() - exchange.began)
+        masking = False
+        for line in filter(None, re.split(r"\r\n|\n", text)):
+            masking = bool(self.secret.match(line)) or (masking and line[0] in " \t")
+            shown = self.secret.sub(r"\1 ***", line) if self.secret.match(line) else "***" if masking else line
+            log(shown, f"{colour}{arrow} #{exchange.number} {milliseconds:7.1f} ms  ", "\033[0m" if colour else "")
+
+
+# ---- stdio -----------------------------------------------------------------------------------------------------
+
+MAX_WAITING = 64 << 20  # octets that may wait for a reader of stdout before no more is read from stdin
+PIPE_BUF = getattr(select, "PIPE_BUF", 512)
+
+
+class StdioExchange(Exchange):
     """The way back to the client for one stdio request, on the output that all of them share."""
 
-    def __init__(self, transport: StdioTransport) -> None:
-        self.transport = transport
-        self.request: Request | None = None
-        self.gone: str | None = None  # why nothing more may be sent; the reader sets it, the worker looks at it
+    def __init__(self, transport: StdioTransport, key: tuple[type, Any]) -> None:
+        super().__init__()
+        self.transport, self.key = transport, key
 
-    def emit(self, message: Json) -> None:
-        """One notification, one line."""
-        self.transport.send(sse.encode_json(message), self)
+    def send_message(self, text: bytes) -> None:
+        """One message, one line."""
+        self.transport.send(text, self)
 
-    def watch(self, request: Request) -> None:
-        """Lets `cancel` reach the request; it may have come first."""
-        self.request = request
-        if self.gone:
-            request.cancel(self.gone)
+    def answer(self, text: bytes) -> None:
+        """The response, unless the request has been cancelled. Its id is free before it goes out."""
+        with self.lock:
+            self.transport.exchanges.pop(self.key, None)
+            if not self.over and not self.cancelled.is_set():
+                self.over = True
+                self.send_message(text)
 
-    def cancel(self, reason: str) -> None:
-        """From here on nothing is sent."""
-        self.gone = reason
-        if self.request:
-            self.request.cancel(reason)
+    def push(self, text: bytes) -> bool:
+        """A subscription's next message, never waiting; False if its client is too far behind."""
+        with self.lock:
+            self.parked = True
+            if self.over or self.cancelled.is_set() or self.transport.outbox.behind >= MAX_QUEUED:
+                return False
+            self.send_message(text)
+        return True
+
+    def end(self, result: bytes | None) -> None:
+        """Ends a subscription from this side: its result, then a notification that says so."""
+        # spec: Cancellation › Cancellation: MUST send notifications/cancelled when it tears down a subscription
+        # choice: after the result, because client libraries believe the first of the two; not over HTTP, because the
+        # schema has it on stdio only, and the end of the stream says the same.
+        note = {"jsonrpc": "2.0", "method": "notifications/cancelled", "params": {"requestId": self.key[1]}}
+        self.answer((result + b"\n" if result else b"") + sse.encode_json(note))
 
 
 class StdioTransport:
-    """One client over a pair of pipes, a message a line.
-
-    `lock` guards the output, which all workers write. The reader alone adds to `channels`, a worker removes its own.
+    """One client over a pair of pipes, a message a line. The reader answers what is quick, lines read together with
+    few writes; everything else has a worker. `exchanges` (requests in progress): the reader adds, who answers removes.
     """
 
-    def __init__(self, mcp: Server, source: int, sink: int, user: str) -> None:
-        self.mcp, self.source, self.sink, self.user = mcp, source, sink, user
-        self.lock = threading.Lock()
-        self.channels: dict[tuple[type, Any], StdioChannel] = {}
+    def __init__(self, mcp: Server, source: int, sink: int, user: str, wire: Wire | None = None) -> None:
+        self.mcp, self.source, self.sink, self.user, self.wire = mcp, source, sink, user, wire
+        self.exchanges: dict[tuple[type, Any], StdioExchange] = {}
         self.workers = Workers()
+        self.outbox = Outbox(self.send_some, self.send_all, self.workers.run)
+        self.answers: list[bytes] = []  # the reader's own, of the lines that it has read together
+        self.taken = time.monotonic()  # when the client last took something
         self.over = threading.Event()  # set at end of input, or when nobody reads the output any more
 
-    def serve(self) -> None:
-        """Until the end of input; then what was read is answered, within a second."""
+    def serve(self) -> int:
+        """Until the end of input; what was read is answered then, within a second. The exit status."""
         self.mcp.start()
         threading.Thread(target=self.read, name="stdio reader", daemon=True).start()
         with contextlib.suppress(KeyboardInterrupt):  # SIGINT and SIGTERM end it too
             self.over.wait()
         deadline = time.monotonic() + 1
-        self.mcp.subscriptions.end(deadline)
-        while self.channels and time.monotonic() < deadline:
+        self.mcp.subscriptions.end()
+        while self.exchanges and time.monotonic() < deadline:
             self.mcp.stopped.wait(0.01)
-        for channel in list(self.channels.values()):
-            channel.cancel("end of input")
-        if self.lock.acquire(timeout=max(0.0, deadline - time.monotonic())):  # the last answer is out
-            self.lock.release()
+        for exchange in list(self.exchanges.values()):
+            exchange.cancel("end of input")
+        lost = not self.wait_for_reader()
         self.mcp.stop()
+        return int(lost)
+
+    def wait_for_reader(self, patience: float = 10.0) -> bool:
+        """Whether the client has taken every answer; it is waited for as long as it takes something now and then."""
+        self.taken = time.monotonic()
+        while self.outbox.behind and not self.outbox.lost and time.monotonic() < self.taken + patience:
+            self.mcp.stopped.wait(0.01)
+        if behind := self.outbox.behind:
+            log(f"nobody reads the output: {behind} pieces of it are lost")
+        return not behind
 
     def read(self) -> None:
         """The reader: lines of at most MAX_MESSAGE octets; a longer one is skipped in bounded memory."""
         lines = sse.LineSplitter(MAX_MESSAGE)
         try:
-            while octets := os.read(self.source, 65536):
-                for line in lines.feed(octets):
-                    self.take(line)
-            for line in lines.feed(b"\n"):
-                self.take(line)
+            while octets := self.receive():
+                self.take_lines(lines.feed(octets))
+            self.take_lines(lines.feed(b"\n"))
+        except OSError as problem:
+            log(f"stdin cannot be read: {problem}")
         finally:
             self.over.set()
 
+    def receive(self) -> bytes:
+        """The next octets, none at the end of input; octets, the end, or a reader that has caught up wakes it."""
+        while self.outbox.weight > MAX_WAITING and not self.outbox.lost:
+            time.sleep(0.01)
+        while True:
+            with contextlib.suppress(BlockingIOError):  # a parent's O_NONBLOCK
+                return os.read(self.source, 65536)
+            select.select([self.source], [], [])
+
+    def take_lines(self, lines: list[bytes | None]) -> None:
+        """Lines that came together: what the reader answers itself goes out together too."""
+        for line in lines:
+            self.take(line)
+        if self.answers:
+            answers, self.answers = self.answers, []
+            self.write(b"\n".join(answers) + b"\n")
+
     def take(self, line: bytes | None) -> None:
-        """One line: a request gets a worker, a cancellation takes effect, anything else an error."""
+        """One line: a request is answered or gets a worker, a cancellation takes effect, anything else is an error."""
         try:
             if line is None:
-                raise Rejection(PARSE_ERROR, f"A message may have at most {MAX_MESSAGE} octets")
+                raise Rejection(PARSE_ERROR, f"A message may have at most {MAX_MESSAGE} octets", rule="stdio › stdio")
             message = parse_message(line)
             if "id" not in message:
-                self.take_notification(message)
-                return
+                return self.take_notification(message)
             key = type(message["id"]), message["id"]
-            if key in self.channels:
-                # spec: Overview › Requests: the ID MUST NOT match one that has not been answered yet
-                raise Rejection(INVALID_REQUEST, "This id's request is in progress", message_id=message["id"])
-            self.channels[key] = StdioChannel(self)
+            if key in self.exchanges:
+                raise Rejection(INVALID_REQUEST, "This id's request is in progress", message_id=message["id"],
+                                rule="Overview › Requests")
+            exchange = self.exchanges[key] = StdioExchange(self, key)
+            if self.wire:
+                self.wire.show("-->", exchange, line.decode("utf-8", "replace"))
+            exchange.quick = self.mcp.is_quick(message["method"], message.get("params", {}).get(
+                headers.NAME_SOURCE.get(message["method"], "")))
+            if exchange.quick:
+                return self.answer(message, exchange)
             try:
-                self.workers.run(self.answer, message, key)
-            except RuntimeError as problem:  # as the accept loop does
-                del self.channels[key]
+                self.workers.run(self.answer, message, exchange)
+            except RuntimeError as problem:
+                del self.exchanges[key]
                 raise Rejection(INTERNAL_ERROR, f"Not served: {problem}", message_id=message["id"]) from None
         except Rejection as rejection:
-            log(f"line refused: {rejection.message}")
-            self.send(sse.encode_json(rejection.response(rejection.id)))
+            log(f"line refused: {rejection.line()}")
+            self.answers.append(sse.encode_json(rejection.response(rejection.id)))
+        return None
 
     def take_notification(self, message: Json) -> None:
         """Cancels the request that it names, by id and type."""
         # spec: Cancellation › Error Handling: SHOULD ignore unknown, finished and malformed ones
-        request_id = message.get("params", {}).get("requestId")
-        channel = self.channels.get((type(request_id), request_id)) if type(request_id) in (str, int) else None
-        if message["method"] == "notifications/cancelled" and channel:
-            channel.cancel("notifications/cancelled")
+        params = message.get("params", {})
+        request_id, reason = params.get("requestId"), params.get("reason")
+        exchange = self.exchanges.get((type(request_id), request_id)) if type(request_id) in (str, int) else None
+        if message["method"] == "notifications/cancelled" and exchange:
+            # spec: Cancellation › Implementation Notes: both parties SHOULD log cancellation reasons
+            exchange.cancel("notifications/cancelled" + (f": {reason[:200]}" if isinstance(reason, str) else ""))
+            if exchange.parked:
+                self.exchanges.pop(exchange.key, None)
+                self.mcp.subscriptions.forget(exchange)
 
-    def answer(self, message: Json, key: tuple[type, Any]) -> None:
-        """A stdio worker: one request."""
-        channel = self.channels[key]
+    def answer(self, message: Json, exchange: StdioExchange) -> None:
+        """The reader or a worker: one request."""
+        exchange.thread = threading.get_ident()
+        if answer := respond(self.mcp, message, exchange, self.user):
+            exchange.answer(answer.body)
+        elif not exchange.parked:
+            self.exchanges.pop(exchange.key, None)
+
+    def send(self, text: bytes, exchange: StdioExchange) -> None:
+        """One line, or several; the reader's own wait until it has taken all lines that it has."""
+        if self.wire:
+            self.wire.show("<--", exchange, text.decode("utf-8", "replace"))
+        if exchange.quick and not exchange.parked and threading.current_thread().name == "stdio reader":
+            self.answers.append(text)
+        else:
+            self.write(text + b"\n")
+
+    def write(self, octets: bytes) -> None:
+        """Puts whole lines out; when nobody reads any more, everything ends."""
         try:
-            lines = self.mcp.respond(message, channel, self.user).body
-            if message["method"] == "subscriptions/listen" and self.mcp.subscriptions.ending:
-                # spec: Cancellation › Cancellation: MUST send notifications/cancelled when it tears down a subscription
-                # choice: after the result, because client libraries believe the first of the two; not over HTTP,
-                # because the schema has it on stdio only, and the end of the stream says the same.
-                note = {"jsonrpc": "2.0", "method": "notifications/cancelled", "params": {"requestId": message["id"]}}
-                lines += b"\n" + sse.encode_json(note)
-            self.send(lines, channel, key)
-        except Cancelled:
-            self.channels.pop(key, None)
+            self.outbox.put(octets)
+        except OSError:
+            self.over.set()
+            for exchange in list(self.exchanges.values()):
+                exchange.cancel("stdout closed")
 
-    def send(self, lines: bytes, channel: StdioChannel | None = None, answered: Any = None) -> None:
-        """Whole lines, unless their request has been cancelled. The id that they answer is free before they go out."""
-        with self.lock:
-            if channel and channel.gone:
-                raise Cancelled(channel.gone)
-            self.channels.pop(answered, None)
-            rest = memoryview(lines + b"\n")
+    def send_some(self, octets: bytes) -> int:
+        """What the pipe takes without waiting: PIPE_BUF octets at a time, as long as it is ready for them."""
+        sent = 0
+        while sent < len(octets) and hasattr(select, "poll") and ready_to_send(self.sink, 0):
             try:
-                while rest:
-                    rest = rest[os.write(self.sink, rest) :]
-            except OSError:  # nobody reads any more
-                self.over.set()
-                for other in list(self.channels.values()):
-                    other.cancel("stdout closed")
+                sent += os.write(self.sink, octets[sent : sent + PIPE_BUF])
+            except BlockingIOError:
+                break
+        return sent
+
+    def send_all(self, octets: bytes) -> None:
+        """The stdio writer: everything, however long the client takes."""
+        rest = memoryview(octets)
+        while rest:
+            try:
+                rest = rest[os.write(self.sink, rest[:65536]) :]
+                self.taken = time.monotonic()
+            except BlockingIOError:
+                ready_to_send(self.sink, 1)
 
 
-def serve_stdio(mcp: Server) -> None:
+def serve_stdio(mcp: Server, wire: bool = False) -> int:
     """Serves the process's stdin and stdout; nothing else in the process or its children reads or writes them."""
     source, sink, nothing = os.dup(0), os.dup(1), os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
     os.dup2(2, 1)  # spec: stdio › stdio: MUST NOT write anything to stdout that is not a valid MCP message
     signal.signal(signal.SIGTERM, signal.default_int_handler)
+    user = os.environ.get("MCP_USER", "anonymous")
     with contextlib.suppress(KeyboardInterrupt):
-        StdioTransport(mcp, source, sink, os.environ.get("MCP_USER", "anonymous")).serve()
+        return StdioTransport(mcp, source, sink, user, Wire() if wire else None).serve()
+    return 0
 
 
-# -------------------------------------------------------------------------------------------------- command line
+# ---- the log ---------------------------------------------------------------------------------------------------
+
+MAX_LOG_LINES, MAX_LOG_LINE = 10_000, 2_000  # lines that may wait; characters in one
 
 
-def parse_command_line() -> argparse.Namespace:
+class LogWriter:
+    """stderr, for which nobody waits: lines queue here, one thread writes them, what is too much is dropped.
+
+    `lines` and `dropped` are touched by whoever logs and by the writer, in single operations; a line wakes the writer.
+    """
+
+    def __init__(self) -> None:
+        self.lines: collections.deque[str] = collections.deque()
+        self.dropped = 0
+        self.wake = threading.Event()
+        self.thread: threading.Thread | None = None
+        self.busy = False
+
+    def put(self, line: str) -> None:
+        """Adds a line, and returns at once."""
+        if len(self.lines) >= MAX_LOG_LINES:
+            self.dropped += 1
+            return
+        self.lines.append(line)
+        if not self.wake.is_set():
+            self.wake.set()
+            if self.thread is None:
+                self.thread = threading.Thread(target=self.run, name="log writer", daemon=True)
+                with contextlib.suppress(RuntimeError):  # no thread to be had: the lines wait
+                    self.thread.start()
+
+    def run(self) -> None:
+        """The log writer: a line after a pause goes out at once; those of a burst are gathered for 10 ms."""
+        while True:
+            self.wake.wait()
+            self.busy = True
+            self.wake.clear()
+            while self.lines:
+                self.write("".join(self.lines.popleft() for _ in range(min(len(self.lines), 500))))
+            if self.dropped:
+                dropped, self.dropped = self.dropped, 0
+                self.write(f"[ref] {dropped} log lines were dropped: nobody read them in time\n")
+            self.busy = False
+            time.sleep(0.01)
+
+    def write(self, text: str) -> None:
+        """The one place that writes to stderr, which may be a pipe that is full, closed or set to O_NONBLOCK."""
+        rest = memoryview(text.encode("utf-8", "backslashreplace"))
+        while rest:
+            try:
+                rest = rest[os.write(2, rest) :]
+            except BlockingIOError:
+                time.sleep(0.05)
+            except OSError:
+                return
+
+    def finish(self) -> None:
+        """At the end of the process: half a second for what is left."""
+        deadline = time.monotonic() + 0.5
+        while (self.lines or self.busy) and time.monotonic() < deadline:
+            time.sleep(0.002)
+
+
+log_writer = LogWriter()
+
+
+def log(text: str, prefix: str = "[ref] ", suffix: str = "") -> None:
+    """One event, one line on stderr; nothing that comes from outside can break or forge a line, or flood the screen."""
+    if len(text) > MAX_LOG_LINE:
+        text = f"{text[:MAX_LOG_LINE]}… ({len(text)} characters)"
+    if not text.isprintable():
+        text = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+    log_writer.put(f"{prefix}{text}{suffix}\n")
+
+
+def log_fault(fault: BaseException) -> None:
+    """The traceback of a fault, for whoever mends it: a log line for each of its lines."""
+    for one in [*causes(fault)]:
+        log("Traceback (most recent call last):")
+        for line in "".join(traceback.format_tb(one.__traceback__)[-20:]).splitlines():
+            log(line)
+        log(f"{type(one).__qualname__}: {one}")
+
+
+def causes(fault: BaseException) -> Iterator[BaseException]:
+    """A fault behind what led to it, the oldest first."""
+    before = fault.__cause__ or (None if fault.__suppress_context__ else fault.__context__)
+    if before:
+        yield from causes(before)
+    yield fault
+
+
+# ---- the command line ------------------------------------------------------------------------------------------
+
+
+def number(low: float, high: float, kind: Callable[[str], Any] = float) -> Callable[[str], Any]:
+    """The type of an option whose value lies between two numbers; argparse puts the option's name before the words."""
+
+    def parse(text: str) -> Any:
+        try:
+            if low <= (value := kind(text)) <= high:
+                return value
+        except ValueError:
+            pass
+        whole = "whole " if kind is int else ""
+        raise argparse.ArgumentTypeError(f"{text!r} is not a {whole}number from {low:g} to {high:g}")
+
+    return parse
+
+
+def text(value: str) -> str:
+    """The type of an option that may not be empty."""
+    if not value.strip() or "\0" in value:
+        raise argparse.ArgumentTypeError("it may not be empty, nor contain NUL")
+    return value
+
+
+def origin(value: str) -> str:
+    """The type of --allow-origin."""
+    try:
+        return headers.parse_origin(value)
+    except ValueError as problem:
+        raise argparse.ArgumentTypeError(str(problem)) from None
+
+
+def parse_command_line(arguments: list[str] | None = None) -> argparse.Namespace:
     """The options, with a --help that a newcomer understands."""
-    parser = argparse.ArgumentParser(description="A reference server for MCP 2026-07-28: run it, then talk to it with"
-                                     " the curl helper (source tests/lessons/mcp.sh).")
-    add = parser.add_argument
+    parser = argparse.ArgumentParser(
+        description="A reference server for MCP 2026-07-28: run it, then talk to it with the curl helper.",
+        formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False,
+        epilog="example:\n  python3 reference_server.py --port 3005\n  source tests/lessons/mcp.sh; export"
+               " MCP=http://127.0.0.1:3005/mcp\n  mcp tools/list '{\"jsonrpc\":\"2.0\",\"id\":1,\"method\":\"tools/list\","
+               "\"params\":{'\"$META\"'}}'")
+    add = parser.add_argument_group("for the lessons").add_argument
+    seconds = number(0.001, 1_000_000)
     add("--stdio", action="store_true", help="serve one client over stdin and stdout instead of HTTP")
-    add("--host", default="127.0.0.1", help="address to listen on (default: this machine only)")
-    add("--port", type=int, default=os.environ.get("PORT") or "3000", help="port (default: $PORT, or 3000; 0: any)")
-    add("--step-seconds", type=float, default=1.0, help="how long one of build_report's ten steps takes (default: 1)")
-    add("--keep-alive", type=float, default=15.0, help="seconds until a quiet stream gets a comment (default: 15)")
-    add("--allow-origin", action="append", default=[], metavar="ORIGIN", help="a web origin that may call, too")
-    add("--state", default=":memory:", metavar="FILE", help="keep carts, holds and tasks in this SQLite file")
+    add("--host", type=text, default="127.0.0.1", help="address to listen on (default: this machine only)")
+    add("--port", type=number(0, 65535, int), help="port (default: $PORT, or 3000; 0: any)")
+    add("--step-seconds", type=number(0, 1_000_000), default=1.0,
+        help="how long one of build_report's ten steps takes (default: 1)")
+    add("--keep-alive", type=seconds, default=15.0, help="seconds until a quiet stream gets a comment (default: 15)")
+    add("--allow-origin", type=origin, action="append", default=[], metavar="ORIGIN",
+        help="a web origin that may call, too")
+    add("--state", type=text, default=":memory:", metavar="FILE",
+        help="keep carts, holds and tasks in this SQLite file")
     add("--wire", action="store_true", help="print everything that crosses the wire, as it crosses")
-    add("--rate", type=float, default=1000, help="tool calls a second for each user, 0: no limit (default: 1000)")
-    add("--max-connections", type=int, default=4096, help="connections served at a time (default: 4096)")
-    add("--max-body", type=int, default=MAX_MESSAGE, help="octets in one message (default: 1 MiB)")
-    add("--idle-timeout", type=float, default=30, help="seconds between two requests on a connection (default: 30)")
-    add("--request-timeout", type=float, default=10, help="seconds for a request to arrive (default: 10)")
-    add("--write-timeout", type=float, default=10, help="seconds for a client to read what is sent (default: 10)")
-    return parser.parse_args()
+    add = parser.add_argument_group("limits").add_argument
+    add("--rate", type=number(0, 1e9), default=1000,
+        help="tool calls a second for each user, 0: no limit (default: 1000)")
+    add("--max-connections", type=number(1, 1_000_000, int), default=4096,
+        help="connections served at a time (default: 4096)")
+    add("--max-body", type=number(1, 1 << 30, int), default=MAX_MESSAGE, help="octets in one message (default: 1 MiB)")
+    add("--idle-timeout", type=seconds, default=30, help="seconds between two requests on a connection (default: 30)")
+    add("--request-timeout", type=seconds, default=10, help="seconds for a request to arrive (default: 10)")
+    add("--write-timeout", type=seconds, default=10, help="seconds for a client to read what is sent (default: 10)")
+    options = parser.parse_args(arguments)
+    if options.port is None and not options.stdio:
+        try:
+            options.port = number(0, 65535, int)(os.environ.get("PORT") or "3000")
+        except argparse.ArgumentTypeError as problem:
+            parser.error(f"the environment's PORT: {problem}")
+    return options
 
 
 def raise_descriptor_limit() -> None:
@@ -2315,38 +2743,50 @@ def raise_descriptor_limit() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
+def open_missing_descriptors() -> None:
+    """A parent may have closed some of 0, 1 and 2: then the next file opened would get that number, and the log."""
+    while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
+        pass
+    os.close(descriptor)
+
+
 def main() -> int:
     """The exit status."""
+    open_missing_descriptors()
     options = parse_command_line()
-    rate = (options.rate, 5 * options.rate) if options.rate > 0 else None
+    rate = (options.rate, max(1.0, 5 * options.rate)) if options.rate > 0 else None
     try:
         with contextlib.closing(Store(options.state)) as store:
             mcp = demo_server(options.step_seconds, store, rate)
             if options.stdio:
-                serve_stdio(mcp)
-            else:
-                serve_http(mcp, options)
+                return serve_stdio(mcp, options.wire)
+            return serve_http(mcp, options)
     except sqlite3.Error as problem:
-        print(f"reference_server: cannot use {options.state}: {problem}", file=sys.stderr)
+        log(f"cannot use {options.state}: {problem}", "reference_server: ")
         return 1
-    except (OSError, OverflowError) as problem:
-        print(f"reference_server: cannot listen on {options.host}, port {options.port}: {problem}", file=sys.stderr)
-        return 1
-    return 0
+    finally:
+        log_writer.finish()
 
 
-def serve_http(mcp: Server, options: argparse.Namespace) -> None:
-    """Serves until SIGINT or SIGTERM. OSError when the address is taken."""
-    http = HttpServer(mcp, options.host, options.port, options.allow_origin)
+def serve_http(mcp: Server, options: argparse.Namespace) -> int:
+    """Serves until SIGINT or SIGTERM. The exit status."""
+    try:
+        http = HttpServer(mcp, options.host, options.port, options.allow_origin)
+    except (OSError, OverflowError, UnicodeError) as problem:
+        log(f"cannot listen on {options.host}, port {options.port}: {problem}", "reference_server: ")
+        if isinstance(problem, OSError) and problem.errno == errno.EADDRINUSE:
+            log("try another port: --port 3005, and export MCP=http://127.0.0.1:3005/mcp", "reference_server: ")
+        return 1
     for limit in ("keep_alive", "idle_timeout", "request_timeout", "write_timeout", "max_body", "max_connections"):
         setattr(http, limit, getattr(options, limit))
-    http.endpoint = WiredEndpoint if options.wire else Endpoint
+    http.wire = Wire() if options.wire else None
     raise_descriptor_limit()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: http.stop())
     host = f"[{options.host}]" if ":" in options.host else options.host
     log(f"MCP {SUPPORTED_VERSIONS[0]} at http://{host}:{http.port}/mcp (Ctrl-C ends it)")
     http.serve_forever()
+    return 0
 
 
 if __name__ == "__main__":

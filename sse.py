@@ -12,6 +12,7 @@ anywhere, even inside a character. Rules: the WHATWG HTML Standard, chapter 9.2 
 import json
 import math
 import re
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 # ------------------------------------------------------------------------------------------------------ writing
@@ -43,6 +44,45 @@ def encode_event(message: Any) -> bytes:
 def encode_chunk(data: bytes) -> bytes:
     """One HTTP chunk; nothing at all for no data, because a chunk of size zero would end the body."""
     return b"%x\r\n%b\r\n" % (len(data), data) if data else b""
+
+
+def without_chunk_sizes(octets: bytes) -> str:
+    """What was sent, as a person wants to see it."""
+    return re.sub(r"(?m)^[0-9a-f]+\r\n", "", octets.decode("utf-8", "replace"))
+
+
+class ResponseWriter:
+    """Says which octets come next on one HTTP answer: a whole one, or a stream's pieces and its end, never both.
+
+    `common` gives the field lines that every head has, each with its CRLF, when the head is due. HTTP/1.0 knows no
+    chunks: there a stream ends with the connection. `streaming`: the answer has become a stream.
+    """
+
+    def __init__(self, version: str, common: Callable[[], str]) -> None:
+        self.chunked, self.common, self.streaming = version != "HTTP/1.0", common, False
+
+    def answer(self, status: str, body: bytes, media_type: str = "", fields: str = "", bodiless: bool = False) -> bytes:
+        """A whole answer. `status`: code and phrase; `bodiless`: the body is only counted (rfc9110 §9.3.2, HEAD)."""
+        if media_type:
+            fields += f"Content-Type: {media_type}\r\n"
+        # rfc9110 §8.6: MUST NOT send Content-Length in a 204
+        if not status.startswith("204"):
+            fields += f"Content-Length: {len(body)}\r\n"
+        return self._head(status, fields) + (b"" if bodiless else body)
+
+    def piece(self, octets: bytes, last: bool = False) -> bytes:
+        """Events or a comment, behind the head if they are the first ones; `last`: and the end of the stream."""
+        if self.chunked:
+            octets = encode_chunk(octets) + (LAST_CHUNK if last else b"")
+        if not self.streaming:
+            self.streaming = True
+            # spec: Streamable HTTP › Receiving Messages: SHOULD include X-Accel-Buffering: no
+            fields = "Content-Type: text/event-stream\r\nCache-Control: no-cache\r\nX-Accel-Buffering: no\r\n"
+            octets = self._head("200 OK", fields + ("Transfer-Encoding: chunked\r\n" if self.chunked else "")) + octets
+        return octets
+
+    def _head(self, status: str, fields: str) -> bytes:
+        return f"HTTP/1.1 {status}\r\n{self.common()}{fields}\r\n".encode("latin-1")
 
 
 # ------------------------------------------------------------------------------------- reading JSON, bodies, lines

@@ -9,7 +9,24 @@ ROOT = Path(__file__).resolve().parents[1]
 for folder in (ROOT, ROOT / "tests", ROOT / "tests" / "lessons"):
     sys.path.insert(0, str(folder))
 
+import reference_server  # noqa: E402
 from support import Lines  # noqa: E402
+
+
+class PlainLog:
+    """In place of the log's queue and thread: a line is on stderr when `log` returns, so that a test can look at it."""
+
+    def put(self, line: str) -> None:
+        sys.stderr.write(line)
+
+    def finish(self) -> None:
+        pass
+
+
+@pytest.fixture(autouse=True)
+def plain_log(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For all tests but those of the log itself, which make a `LogWriter`."""
+    monkeypatch.setattr(reference_server, "log_writer", PlainLog())
 
 
 @pytest.fixture

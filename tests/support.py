@@ -9,9 +9,10 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
+import reference_server
 from headers import headers_for
-from reference_server import Cancelled, Channel, HttpServer, Request, Server
-from sse import EventParser, encode_json
+from reference_server import Exchange, HttpServer, Server
+from sse import EventParser
 
 VERSION = "2026-07-28"
 META: dict[str, Any] = {"io.modelcontextprotocol/protocolVersion": VERSION,
@@ -200,7 +201,6 @@ class Running(NamedTuple):
 def running(server: Server, **limits: Any) -> Iterator[Running]:
     """Serves on a free port, or `port`; `limits` are attributes of HttpServer. All have ended afterwards."""
     http = HttpServer(server, port=limits.pop("port", 0), allow_origins=limits.pop("allow_origins", ()))
-    http.watcher.interval = 0.005
     for name, value in limits.items():
         assert hasattr(http, name), name
         setattr(http, name, value)
@@ -237,20 +237,22 @@ def alive(server: Server) -> Iterator[Server]:
         server.store.close()
 
 
-class Recorder(Channel):
+class Recorder(Exchange):
     """The way back to a client that reads everything; `messages` is what went over it."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.messages: list[dict[str, Any]] = []
 
-    def emit(self, message: dict[str, Any]) -> None:
-        self.messages.append(json.loads(encode_json(message)))
+    def send_message(self, text: bytes) -> None:
+        self.messages.append(json.loads(text))
 
 
 def respond(server: Server, method: str, params: dict[str, Any] | None = None, user: str = "anonymous", id: Any = 1,
-            channel: Channel | None = None, **metadata: Any) -> dict[str, Any]:
+            exchange: Exchange | None = None, **metadata: Any) -> dict[str, Any]:
     """The response to one request, without a transport."""
-    answer = server.respond(message(method, params, id, **metadata), channel or Channel(), user)
+    answer = reference_server.respond(server, message(method, params, id, **metadata), exchange or Exchange(), user)
+    assert answer, "it was cancelled"
     return dict(json.loads(answer.body))
 
 
@@ -261,30 +263,31 @@ def call_tool(server: Server, name: str, arguments: dict[str, Any] | None = None
     return respond(server, "tools/call", {"name": name, "arguments": arguments or {}} | params, user, **more)
 
 
-class Listener(Channel):
-    """An open subscriptions/listen without a socket; its thread is the server's side. `first` is the first message."""
+class Listener(Exchange):
+    """An open subscriptions/listen without a socket; `first` is the first message, None the last one of a cut stream.
+
+    `room`: how many messages its client takes before it is too far behind.
+    """
 
     def __init__(self, server: Server, notifications: dict[str, Any], id: Any = 1, user: str = "anonymous",
-                 **metadata: Any) -> None:
+                 room: int = 10**9, **metadata: Any) -> None:
+        super().__init__()
+        self.server, self.room = server, room
         self.messages: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
-        self.request: Request | None = None
         listen = message("subscriptions/listen", {"notifications": notifications}, id, **metadata)
-        self.thread = threading.Thread(target=self.run, args=(server, listen, user))
-        self.thread.start()
+        if answer := reference_server.respond(server, listen, self, user):
+            self.messages.put(json.loads(answer.body))
         self.first = self.next()
 
-    def run(self, server: Server, listen: dict[str, Any], user: str) -> None:
-        """The server's side; None is its last word when the client went away."""
-        try:
-            self.messages.put(json.loads(server.respond(listen, self, user).body))
-        except Cancelled:
-            self.messages.put(None)
+    def push(self, text: bytes) -> bool:
+        self.room -= 1
+        if self.room >= 0:
+            self.messages.put(json.loads(text))
+        return self.room >= 0
 
-    def emit(self, message: dict[str, Any]) -> None:
-        self.messages.put(json.loads(encode_json(message)))
-
-    def watch(self, request: Request) -> None:
-        self.request = request
+    def end(self, result: bytes | None) -> None:
+        self.over = True
+        self.messages.put(json.loads(result) if result else None)
 
     def next(self) -> dict[str, Any] | None:
         """The next message; queue.Empty, and so a failure, if none comes within PATIENCE."""
@@ -295,10 +298,9 @@ class Listener(Channel):
 
     def __exit__(self, *_: object) -> None:
         """Hangs up."""
-        if self.request:
-            self.request.cancel("stream closed")
-        self.thread.join(PATIENCE)
-        assert not self.thread.is_alive(), "the subscription did not end"
+        self.cancel("stream closed")
+        if not self.over:
+            self.server.subscriptions.forget(self)
 
 
 class HastyClock:

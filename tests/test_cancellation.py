@@ -132,7 +132,7 @@ def slow_server(calls: queue.Queue[Call]) -> Server:
 def serving(**watcher: Any) -> Iterator[Slow]:
     """A running server, with these attributes of its watcher."""
     calls: queue.Queue[Call] = queue.Queue()
-    with running(slow_server(calls), endpoint=type("Recording", (Recorder,), {"sent": []})) as one:
+    with running(slow_server(calls), RequestHandlerClass=type("Recording", (Recorder,), {"sent": []})) as one:
         for name, value in watcher.items():
             setattr(one.http.watcher, name, value)
         slow = Slow(*one)
@@ -206,10 +206,10 @@ def test_a_hang_up_stops_the_tool(slow: Slow, log: Lines, hang_up: Callable[[Con
             assert connection.head()[0] == 200
             stream = connection.events()
             assert [next(stream)["method"] for _ in range(events)]
-        sent = len(slow.http.endpoint.sent)  # type: ignore[attr-defined]
+        sent = len(slow.http.RequestHandlerClass.sent)  # type: ignore[attr-defined]
         hang_up(connection)
         check_stopped(slow, call, log, f"[ref] build_report cancelled at step {step} (stream closed)")
-        assert len(slow.http.endpoint.sent) == sent  # type: ignore[attr-defined]
+        assert len(slow.http.RequestHandlerClass.sent) == sent  # type: ignore[attr-defined]
 
 
 @HANG_UPS
@@ -266,14 +266,14 @@ def test_nothing_is_written_for_a_tool_that_returns_in_spite_of_it(
         call = slow.begin(connection, name="listens", token="t")
         assert connection.head()[0] == 200
         assert next(connection.events())["params"]["progress"] == 1
-        sent = len(slow.http.endpoint.sent)  # type: ignore[attr-defined]
+        sent = len(slow.http.RequestHandlerClass.sent)  # type: ignore[attr-defined]
         hang_up(connection)
         assert call.request.cancelled.wait(PATIENCE)
         call.go.set()
         assert log.wait_for("[ref] listens cancelled at step 2 (stream closed)")
         assert eventually(lambda: not slow.http.connections)
         assert not call.cancelled  # the tool itself was not interrupted
-        assert len(slow.http.endpoint.sent) == sent  # type: ignore[attr-defined]
+        assert len(slow.http.RequestHandlerClass.sent) == sent  # type: ignore[attr-defined]
         assert len(log.lines()) == 1
 
 

@@ -18,7 +18,7 @@ from legacy_server import LegacyServer
 from support import PATIENCE, Connection, eventually, message, octets, running
 from three_ways import Exchange, Plan, serving
 
-from reference_server import Cancelled, Endpoint, Request, Server, WiredEndpoint, demo_server
+from reference_server import Cancelled, Endpoint, Request, Server, Wire, demo_server
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -310,7 +310,7 @@ def test_wire_prints_the_request_the_answer_and_each_event_as_they_cross(monkeyp
     screen = Screen(monkeypatch)
     slow = Slow()
     slow.go.set()
-    with running(slow.server, endpoint=WiredEndpoint) as server:
+    with running(slow.server, wire=Wire()) as server:
         server.call_tool("search", user="alice-s3cret", progressToken=7)
     lines = screen.wire()
     assert lines[0] == "--> POST /mcp HTTP/1.1"
@@ -330,7 +330,7 @@ def test_wire_masks_a_bearer_whatever_white_space_stands_before_it(monkeypatch: 
     screen = Screen(monkeypatch)
     line = f"Authorization:{space}Bearer s3cret\r\n".encode()
     request = octets(message("server/discover")).replace(b"\r\n", b"\r\n" + line, 1)
-    with running(Server("any", "1"), endpoint=WiredEndpoint) as server:
+    with running(Server("any", "1"), wire=Wire()) as server:
         assert server.exchange(request).status == 200
     assert "s3cret" not in "\n".join(screen.wire())
 
@@ -338,7 +338,7 @@ def test_wire_masks_a_bearer_whatever_white_space_stands_before_it(monkeypatch: 
 def test_wire_escapes_control_characters(monkeypatch: pytest.MonkeyPatch) -> None:
     """Choice: what a client sends must not steer the terminal of whoever watches, nor forge a line."""
     screen = Screen(monkeypatch)
-    with running(Server("any", "1"), endpoint=WiredEndpoint) as server:
+    with running(Server("any", "1"), wire=Wire()) as server:
         assert server.exchange(octets(b'{"\x1b[31m": "\x9b \xe2\x80\xae \r--> forged"}', Mcp_Method="x")).status == 400
     lines = screen.wire()
     shown = next(line for line in lines if "[31m" in line)
@@ -350,7 +350,7 @@ def test_wire_prints_the_hang_up(monkeypatch: pytest.MonkeyPatch) -> None:
     """MUST (Streamable HTTP › Cancellation): closing the stream is the cancellation, so a learner must see it."""
     screen = Screen(monkeypatch)
     slow = Slow()
-    with running(slow.server, endpoint=WiredEndpoint) as server, server.connect() as client:
+    with running(slow.server, wire=Wire()) as server, server.connect() as client:
         client.send(octets(message("tools/call", {"name": "search"}, id=41, progressToken=0)))
         client.head()
         client.socket.close()
@@ -362,7 +362,7 @@ def test_wire_prints_the_hang_up(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_wire_uses_colour_on_a_terminal_only(monkeypatch: pytest.MonkeyPatch) -> None:
     """Choice: a log file is read without a terminal."""
     screen = Screen(monkeypatch, terminal=True)
-    with running(Server("any", "1"), endpoint=WiredEndpoint) as server:
+    with running(Server("any", "1"), wire=Wire()) as server:
         server.call("server/discover")
     lines = [line for line in screen.getvalue().splitlines() if not line.startswith("[ref]")]
     assert lines and all(re.fullmatch(r"\033\[[0-9;]+m.*\033\[0m", line) for line in lines)
@@ -374,7 +374,7 @@ def test_wire_uses_colour_on_a_terminal_only(monkeypatch: pytest.MonkeyPatch) ->
 def test_a_quiet_stream_gets_comments_and_no_events(monkeypatch: pytest.MonkeyPatch) -> None:
     """SHOULD (Streamable HTTP › Receiving Messages): a line that begins with a colon keeps a quiet stream open."""
     screen, slow = Screen(monkeypatch), Slow()
-    with (running(slow.server, keep_alive=0.05, endpoint=WiredEndpoint) as server, server.connect() as client):
+    with (running(slow.server, keep_alive=0.05, wire=Wire()) as server, server.connect() as client):
         client.send(octets(message("tools/call", {"name": "search"})))
         status, fields = client.head()
         assert (status, fields["content-type"]) == (200, "text/event-stream")

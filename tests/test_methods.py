@@ -435,7 +435,7 @@ def test_a_completion_of_nothing_known_is_an_error(demo, params):
 def test_messages_at_or_above_the_level_are_sent(library, level):
     """MUST (Logging › Per-request log level): at or above the requested level, before the response."""
     channel = Recorder()
-    call_tool(library, "talk", channel=channel, log_level=level)
+    call_tool(library, "talk", exchange=channel, log_level=level)
     wanted = LOG_LEVELS[LOG_LEVELS.index(level) :]
     assert channel.messages == [
         {
@@ -450,7 +450,7 @@ def test_messages_at_or_above_the_level_are_sent(library, level):
 def test_no_message_is_sent_to_who_asked_for_no_level(library):
     """MUST NOT (Logging › Per-request log level): no notifications/message for a request without logLevel."""
     channel = Recorder()
-    call_tool(library, "talk", channel=channel)
+    call_tool(library, "talk", exchange=channel)
     assert channel.messages == []
 
 
@@ -530,7 +530,7 @@ def test_a_report_without_tasks_comes_with_progress(demo):
     """MUST (Progress › Progress Flow): the value increases, under the request's token; 0 is a token."""
     for token in (0, "", "abc", 2**53):
         channel = Recorder()
-        assert text_of(call_tool(demo, "build_report", {"month": "May"}, channel=channel, progressToken=token)) == (
+        assert text_of(call_tool(demo, "build_report", {"month": "May"}, exchange=channel, progressToken=token)) == (
             "The report for May is ready."
         )
         assert [one["params"] for one in channel.messages] == [
@@ -542,7 +542,7 @@ def test_a_report_without_tasks_comes_with_progress(demo):
 def test_progress_only_goes_up(library):
     """MUST (Progress › Progress Flow): the value increases with each notification; and it is a number of JSON."""
     channel = Recorder()
-    call_tool(library, "count", channel=channel, progressToken="p")
+    call_tool(library, "count", exchange=channel, progressToken="p")
     assert [one["params"] for one in channel.messages] == [
         {"progressToken": "p", "progress": value} for value in (-1, 0, 0.5, 2)
     ]
@@ -553,7 +553,7 @@ def test_an_old_client_is_told_what_this_server_speaks(demo, params):
     """SHOULD (Versioning and Compatibility › Backward Compatibility with Initialization-Based Versions): name them."""
     old = {"jsonrpc": "2.0", "id": 0, "method": "initialize"} | ({} if params is None else {"params": params})
     for request in (old, message("initialize", params, id=0)):
-        answer = json.loads(demo.respond(request, Recorder(), "anonymous").body)
+        answer = json.loads(reference_server.respond(demo, request, Recorder(), "anonymous").body)
         assert answer["error"]["code"] in (-32601, -32602)
         assert "2026-07-28" in answer["error"]["message"]
 

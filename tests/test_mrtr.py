@@ -8,7 +8,7 @@ import pytest
 from support import PATIENCE, alive, call_tool, message, respond, running
 
 import reference_server
-from reference_server import Channel, Server, demo_server, elicit, elicit_url, input_required, takes
+from reference_server import Exchange, Server, demo_server, elicit, elicit_url, input_required, takes
 
 FORM, URL = {"elicitation": {"form": {}}}, {"elicitation": {"url": {}}}
 BOTH = {"elicitation": {"form": {}, "url": {}}}
@@ -397,4 +397,4 @@ def test_the_state_does_not_tell_what_must_not_be_known(demo):
 def test_a_refused_state_reaches_no_tool(asking):
     """Choice: the state is checked before the arguments are looked at, so that a refusal teaches nothing."""
     body = message("tools/call", {"name": "ask", "arguments": {"keys": 1}, "requestState": "x"}, capabilities=BOTH)
-    assert json.loads(asking.respond(body, Channel(), "anonymous").body)["error"] == REFUSED
+    assert json.loads(reference_server.respond(asking, body, Exchange(), "anonymous").body)["error"] == REFUSED

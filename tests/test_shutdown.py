@@ -220,7 +220,7 @@ def test_a_subscription_gets_what_is_queued_and_then_its_result() -> None:
                 assert go.wait(PATIENCE)
             super().emit(message)
 
-    with running(server, endpoint=Hesitant) as one, one.connect() as connection:
+    with running(server, RequestHandlerClass=Hesitant) as one, one.connect() as connection:
         listen(connection, 7)
         for _ in range(20):
             server.list_changed("tools")

@@ -291,7 +291,7 @@ def test_discovery(server):
     """MUST (Discovery › Response): supported versions, capabilities, identity, hints."""
     tool_of(server, "t", "")
     server.resource("x://", "x")(print)
-    answer = json.loads(server.respond(EXAMPLES["Discovery › Request #1"], Recorder(), "alice").body)
+    answer = json.loads(reference_server.respond(server, EXAMPLES["Discovery › Request #1"], Recorder(), "alice").body)
     example = EXAMPLES["Discovery › Response #1"]
     offered, declared = (one["result"].pop("capabilities") for one in (answer, example))
     check_like(answer, example)
@@ -467,7 +467,7 @@ def test_progress(server):
         server,
         "tools/call",
         {"name": "t"},
-        channel=channel,
+        exchange=channel,
         **EXAMPLES["Progress › Progress Flow #1"]["params"]["_meta"],
     )
     assert channel.messages == [example]
@@ -481,7 +481,7 @@ def test_log_messages(server):
         lambda arguments, request: request.log(params["level"], params["data"], params["logger"]) or "done"
     )
     channel = Recorder()
-    respond(server, "tools/call", {"name": "t"}, channel=channel, log_level="info")
+    respond(server, "tools/call", {"name": "t"}, exchange=channel, log_level="info")
     assert channel.messages == [example]
 
 

@@ -577,7 +577,7 @@ def test_progress_is_the_status_message_and_nothing_is_sent_for_it(server):
     """MUST NOT (Tasks Extension › Task Status Notifications): progress and log messages, which tasks do not support."""
     channel = Recorder()
     with Listener(server, {"toolsListChanged": True}, capabilities=HAS_TASKS) as listener:
-        task = create(server, "steps", channel=channel, progressToken="p", log_level="debug")
+        task = create(server, "steps", exchange=channel, progressToken="p", log_level="debug")
         assert wait_for(server, task)["statusMessage"] == "2"
         assert channel.messages == []
         assert listener.messages.empty()
@@ -695,7 +695,7 @@ def test_a_user_has_a_bounded_number_of_unfinished_tasks(server, monkeypatch):
     monkeypatch.setattr(reference_server, "MAX_TASKS", 2)
     first, _ = create(server, "gated"), create(server, "gated")
     body = message("tools/call", {"name": "gated", "arguments": {}}, capabilities=HAS_TASKS)
-    refused = server.respond(body, Recorder(), "anonymous")
+    refused = reference_server.respond(server, body, Recorder(), "anonymous")
     assert refused.status == 429
     assert "Retry-After" in refused.fields
     create(server, "gated", user="bob")

@@ -23,20 +23,21 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from reference_server import Cancelled, Channel, Request, Server
+from reference_server import Cancelled, Exchange, Request, Server
 from sse import LAST_CHUNK, encode_chunk, encode_json
 
 VERSION = "2025-11-25"
 Json = dict[str, Any]
 
 
-class Stream(Channel):
-    """All events of one request, kept for good. `changed` guards `messages` and `over`."""
+class Stream(Exchange):
+    """All events of one request, kept for good. `changed` guards `messages` and `complete`."""
 
     def __init__(self, number: int) -> None:
+        super().__init__()
         self.number = number
         self.messages: list[Json | None] = [None]  # the first event has an id and no data: something to come back with
-        self.over = False
+        self.complete = False
         self.changed = threading.Condition()
 
     def emit(self, message: Json) -> None:
@@ -45,17 +46,17 @@ class Stream(Channel):
             self.messages.append(message)
             self.changed.notify_all()
 
-    def end(self) -> None:
+    def finish(self) -> None:
         """There will be no more messages."""
         with self.changed:
-            self.over = True
+            self.complete = True
             self.changed.notify_all()
 
     def events(self, first: int = 0) -> Iterator[bytes]:
         """The events from one number on, as they come, until the stream is over."""
         while True:
             with self.changed:
-                while first == len(self.messages) and not self.over:
+                while first == len(self.messages) and not self.complete:
                     self.changed.wait()
                 if first == len(self.messages):
                     return
@@ -160,7 +161,7 @@ class LegacyEndpoint(BaseHTTPRequestHandler):
             stream.emit({"jsonrpc": "2.0", "id": request.id, "result": result})
         except Cancelled:
             pass  # what was cancelled gets no response
-        stream.end()
+        stream.finish()
 
     def take_notification(self, message: Json, session: Session) -> None:
         """A cancellation is a message of its own, by POST."""
