@@ -168,25 +168,33 @@ class Exchange:
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
-        self.cancelled = threading.Event()
         self.reason: str | None = None  # why it was cancelled
         self.heeded = False  # the method has reported, or has looked whether it is cancelled
         self.over = False  # the answer has been sent
         self.thread = threading.get_ident()  # that runs the method
         self.began = self.quiet_since = time.monotonic()  # the request had come; later, when octets were last sent
 
+    @property
+    def cancelled(self) -> threading.Event:
+        """Set together with `reason`; made when somebody first looks, since most requests are answered before."""
+        event: threading.Event = self.__dict__.setdefault("event", threading.Event())
+        if self.reason:
+            event.set()
+        return event
+
     def cancel(self, reason: str) -> None:
         """Tells the method that nobody waits any more."""
         self.reason = self.reason or reason
-        self.cancelled.set()
+        if event := self.__dict__.get("event"):  # one made after this line is set by whoever makes it
+            event.set()
 
     def emit(self, message: Json) -> None:
         """Sends one notification ahead of the response; raises Cancelled in a method whose client is gone."""
         text = sse.encode_json({"jsonrpc": "2.0"} | message)
         with self.lock:
-            if not self.over and not self.cancelled.is_set():
+            if not self.over and not self.reason:
                 self.send_message(text)
-        if self.cancelled.is_set() and not self.over and self.thread == threading.get_ident():
+        if self.reason and not self.over and self.thread == threading.get_ident():
             raise Cancelled(self.reason)
 
     def comment_due(self) -> float:
@@ -248,9 +256,10 @@ class Connection:
 
     def send_some(self, octets: bytes | memoryview) -> int:
         """Sends what the kernel takes at once, and says how many octets that was."""
-        with contextlib.suppress(BlockingIOError):
+        try:
             return self.socket.send(octets)
-        return 0
+        except BlockingIOError:
+            return 0
 
     def send_all(self, octets: bytes) -> None:
         """Sends everything; TimeoutError when the client has taken nothing for the write timeout."""
@@ -401,17 +410,17 @@ class Endpoint(BaseHTTPRequestHandler, Exchange):
         """A subscription's next message, never waiting; False if its client is gone or too far behind."""
         with self.lock:
             self.parked = self.close_connection = True
-            if self.over or self.cancelled.is_set() or self.client.outbox.behind >= MAX_QUEUED:
+            if self.over or self.reason or self.client.outbox.behind >= MAX_QUEUED:
                 return False
             self.send_message(text)
-        return not self.cancelled.is_set()
+        return not self.reason
 
     def end(self, result: bytes | None) -> None:
         """Ends a subscription: with its result, or None: by cutting the stream. The connection goes to the loop."""
         with self.lock:
             if not self.over:
                 self.over = True
-                if result is not None and not self.cancelled.is_set():
+                if result is not None and not self.reason:
                     self.put(self.writer.piece(sse.frame_event(result), last=True))
         self.server.give_back(self)
 
@@ -2051,7 +2060,7 @@ class HttpServer(HTTPServer):
         self.returned: collections.deque[Endpoint] = collections.deque()
         self.asleep = False  # the loop waits, or is about to
         self.stopping = False  # set by a signal handler, which must not touch a lock
-        self.resume_accepting = math.inf
+        self.resume_accepting = self.next_look = math.inf  # never later than the oldest deadline
         super().__init__((host, port), Endpoint)  # type: ignore[arg-type]  # made by the loop, one a request
         self.waker, self.woken = socket.socketpair()
         for one in (self.waker, self.woken, self.socket):
@@ -2086,7 +2095,8 @@ class HttpServer(HTTPServer):
     def turn(self, at_most: float = 3600.0) -> None:
         """One round: whatever can be read, whatever was handed back, whatever is due."""
         self.asleep = True  # from here on others wake the loop; what they left before is looked at below
-        events = self.selector.select(0 if self.ready or self.returned else min(at_most, self.seconds_to_wait()))
+        wait = 0 if self.ready or self.returned else min(at_most, max(0.0, self.next_look - time.monotonic()))
+        events = self.selector.select(wait)
         self.asleep = False
         for key, _ in events:
             if isinstance(key.data, Connection):
@@ -2101,7 +2111,8 @@ class HttpServer(HTTPServer):
             self.go_on(exchange.client, exchange)
         for _ in range(len(self.ready)):
             self.advance(self.ready.popleft())
-        self.expire(time.monotonic())
+        if (now := time.monotonic()) >= self.next_look:
+            self.expire(now)
 
     def wake(self) -> None:
         """Ends the loop's wait; from any thread and from signal handlers."""
@@ -2132,13 +2143,13 @@ class HttpServer(HTTPServer):
             self.places += connection.place
             self.connections.add(connection)
             self.selector.register(accepted, selectors.EVENT_READ, connection)
-            self.idle[connection] = time.monotonic() + self.idle_timeout
+            self.set_deadline(self.idle, connection, self.idle_timeout)
         return None
 
     def pause_accepting(self) -> None:
         """For 50 ms the loop does not look at the listening socket, which would wake it at once."""
         self.selector.unregister(self.socket)
-        self.resume_accepting = time.monotonic() + 0.05
+        self.resume_accepting = self.next_look = time.monotonic() + 0.05
 
     def take_in(self, connection: Connection) -> None:
         """Something has come on a connection: octets, or its end."""
@@ -2175,12 +2186,13 @@ class HttpServer(HTTPServer):
             return self.refuse(connection, rejection_for(broken))
         if request is None:
             return self.wait_for_more(connection)
-        self.idle.pop(connection, None)
-        self.begun.pop(connection, None)
+        if self.begun:
+            self.begun.pop(connection, None)
         exchange = connection.exchange = self.RequestHandlerClass(connection, *request)
         exchange.quick = exchange.is_quick()
         if exchange.quick:
             return self.serve_quick(exchange)
+        self.idle.pop(connection, None)
         if connection.at_end:
             exchange.cancel("stream closed")
         try:
@@ -2218,11 +2230,15 @@ class HttpServer(HTTPServer):
 
     def go_on(self, connection: Connection, exchange: Endpoint) -> None:
         """The request may be over: then the connection ends, or its next request is looked for."""
-        if connection.exchange is not exchange or (exchange.parked and not exchange.over):
+        if connection.exchange is not exchange:
+            return
+        if exchange.parked and not exchange.over:
+            self.idle.pop(connection, None)
             return
         if connection.outbox.behind:  # a worker still sends; it gives the connection back
             connection.outbox.drained = lambda: self.give_back(exchange)
             if connection.outbox.behind:
+                self.idle.pop(connection, None)
                 return
         connection.exchange, connection.outbox.drained = None, None
         if exchange.close_connection or connection.outbox.lost or self.stopping:
@@ -2230,7 +2246,7 @@ class HttpServer(HTTPServer):
         elif connection.inbox.received or connection.at_end:
             self.ready.append(connection)
         else:
-            self.idle[connection] = time.monotonic() + self.idle_timeout
+            self.set_deadline(self.idle, connection, self.idle_timeout)
 
     def wait_for_more(self, connection: Connection) -> None:
         """No whole request is there yet: a client that expects 100 is told to go on, or refused before it does."""
@@ -2251,9 +2267,9 @@ class HttpServer(HTTPServer):
             if connection not in self.begun:
                 self.idle.pop(connection, None)
                 connection.arrived = 0
-                self.begun[connection] = time.monotonic() + self.request_timeout
+                self.set_deadline(self.begun, connection, self.request_timeout)
         elif connection not in self.idle:
-            self.idle[connection] = time.monotonic() + self.idle_timeout
+            self.set_deadline(self.idle, connection, self.idle_timeout)
         return None
 
     def refuse(self, connection: Connection, rejection: Rejection, head: bytes = b"") -> None:
@@ -2268,10 +2284,11 @@ class HttpServer(HTTPServer):
 
     # deadlines and ends
 
-    def seconds_to_wait(self) -> float:
-        """Until the oldest deadline; the other ones cannot be earlier."""
-        due = [next(iter(limit.values())) for limit in (self.idle, self.begun, self.lingering) if limit]
-        return max(0.0, min([*due, self.resume_accepting]) - time.monotonic())
+    def set_deadline(self, limit: Deadlines, connection: Connection, seconds: float) -> None:
+        """From now on; those of one limit stand in the order in which they come due."""
+        limit[connection] = deadline = time.monotonic() + seconds
+        limit.move_to_end(connection)
+        self.next_look = min(self.next_look, deadline)
 
     def expire(self, now: float) -> None:
         """Ends what has waited for too long."""
@@ -2282,12 +2299,14 @@ class HttpServer(HTTPServer):
             while limit and next(iter(limit.values())) <= now:
                 connection, _ = limit.popitem(last=False)
                 end(connection)
+        oldest = [next(iter(limit.values())) for limit in (self.idle, self.begun, self.lingering) if limit]
+        self.next_look = min([*oldest, self.resume_accepting])
 
     def time_out(self, connection: Connection) -> None:
         """A request that has not arrived in its time; what arrives slowly but steadily is given the same time again."""
         if connection.arrived > SLOWEST * self.request_timeout:
             connection.arrived = 0
-            self.begun[connection] = time.monotonic() + self.request_timeout
+            self.set_deadline(self.begun, connection, self.request_timeout)
         else:
             self.refuse(connection, Rejection(None, "The request did not arrive in time", status=408,
                                               rule="rfc9110 §15.5.9"))
@@ -2301,7 +2320,7 @@ class HttpServer(HTTPServer):
         with contextlib.suppress(OSError):
             connection.socket.shutdown(socket.SHUT_WR)
         connection.inbox.received.clear()
-        self.lingering[connection] = time.monotonic() + self.linger_timeout
+        self.set_deadline(self.lingering, connection, self.linger_timeout)
         return None
 
     def drop(self, connection: Connection) -> None:
@@ -2379,7 +2398,7 @@ class StdioExchange(Exchange):
         """The response, unless the request has been cancelled. Its id is free before it goes out."""
         with self.lock:
             self.transport.exchanges.pop(self.key, None)
-            if not self.over and not self.cancelled.is_set():
+            if not self.over and not self.reason:
                 self.over = True
                 self.send_message(text)
 
@@ -2387,7 +2406,7 @@ class StdioExchange(Exchange):
         """A subscription's next message, never waiting; False if its client is too far behind."""
         with self.lock:
             self.parked = True
-            if self.over or self.cancelled.is_set() or self.transport.outbox.behind >= MAX_QUEUED:
+            if self.over or self.reason or self.transport.outbox.behind >= MAX_QUEUED:
                 return False
             self.send_message(text)
         return True
