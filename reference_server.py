@@ -285,7 +285,7 @@ class Endpoint(BaseHTTPRequestHandler, Exchange):
         self.client, self.server, self.octets, self.body = connection, connection.server, octets, body
         self.head = headers.read_head(octets) if octets else headers.NO_HEAD
         self.close_connection = self.head.last
-        self.writer = sse.ResponseWriter(self.head.version, self.common_lines)
+        self.writer = sse.ResponseWriter(self.head.version)
         if self.server.wire and octets:
             self.server.wire.show("-->", self, octets.decode("latin-1") + "\n" + body.decode("utf-8", "replace"))
 
@@ -360,8 +360,8 @@ class Endpoint(BaseHTTPRequestHandler, Exchange):
         """A whole answer in one write."""
         with self.lock:
             self.over = True
-            line, bodiless = STATUS_LINES[status], self.head.verb == "HEAD"
-            self.put(self.writer.answer(line, body, media_type, fields, bodiless))
+            fields = self.common_lines() + (f"Content-Type: {media_type}\r\n" if media_type else "") + fields
+            self.put(self.writer.answer(STATUS_LINES[status], fields, body, bodiless=self.head.verb == "HEAD"))
 
     def common_lines(self) -> str:
         """Every answer's field lines, all built here; the one value that is echoed, Origin, has been checked."""
@@ -395,12 +395,17 @@ class Endpoint(BaseHTTPRequestHandler, Exchange):
     # the exchange: events, comments, and the life of a subscription
 
     def send_message(self, text: bytes) -> None:
-        """One event; the first one turns the answer into a stream."""
-        self.put(self.writer.piece(sse.frame_event(text)))
+        """One event."""
+        self.send_piece(sse.frame_event(text))
 
     def send_comment(self) -> None:
         """What keeps a quiet stream open."""
-        self.put(self.writer.piece(sse.KEEP_ALIVE))
+        self.send_piece(sse.KEEP_ALIVE)
+
+    def send_piece(self, octets: bytes) -> None:
+        """Some of a stream; the first piece turns the answer into one."""
+        streaming, writer = self.writer.streaming, self.writer
+        self.put(writer.piece(octets) if streaming else writer.first_piece(self.common_lines(), octets))
 
     def comment_due(self) -> float:
         """Seconds until the stream has been quiet for one keep-alive interval."""

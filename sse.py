@@ -12,7 +12,6 @@ anywhere, even inside a character. Rules: the WHATWG HTML Standard, chapter 9.2 
 import json
 import math
 import re
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 # ------------------------------------------------------------------------------------------------------ writing
@@ -54,35 +53,30 @@ def without_chunk_sizes(octets: bytes) -> str:
 class ResponseWriter:
     """Says which octets come next on one HTTP answer: a whole one, or a stream's pieces and its end, never both.
 
-    `common` gives the field lines that every head has, each with its CRLF, when the head is due. HTTP/1.0 knows no
-    chunks: there a stream ends with the connection. `streaming`: the answer has become a stream.
+    `common`: the field lines that every head has, each with its CRLF. HTTP/1.0 knows no chunks: there a stream ends
+    with the connection. `streaming`: the answer has become a stream.
     """
 
-    def __init__(self, version: str, common: Callable[[], str]) -> None:
-        self.chunked, self.common, self.streaming = version != "HTTP/1.0", common, False
+    def __init__(self, version: str) -> None:
+        self.chunked, self.streaming = version != "HTTP/1.0", False
 
-    def answer(self, status: str, body: bytes, media_type: str = "", fields: str = "", bodiless: bool = False) -> bytes:
+    def answer(self, status: str, common: str, body: bytes, bodiless: bool = False) -> bytes:
         """A whole answer. `status`: code and phrase; `bodiless`: the body is only counted (rfc9110 §9.3.2, HEAD)."""
-        if media_type:
-            fields += f"Content-Type: {media_type}\r\n"
         # rfc9110 §8.6: MUST NOT send Content-Length in a 204
-        if not status.startswith("204"):
-            fields += f"Content-Length: {len(body)}\r\n"
-        return self._head(status, fields) + (b"" if bodiless else body)
+        length = "" if status.startswith("204") else f"Content-Length: {len(body)}\r\n"
+        return f"HTTP/1.1 {status}\r\n{common}{length}\r\n".encode("latin-1") + (b"" if bodiless else body)
+
+    def first_piece(self, common: str, octets: bytes) -> bytes:
+        """The head of a stream, and the events or the comment that turn the answer into one."""
+        self.streaming = True
+        # spec: Streamable HTTP › Receiving Messages: SHOULD include X-Accel-Buffering: no
+        fields = "Content-Type: text/event-stream\r\nCache-Control: no-cache\r\nX-Accel-Buffering: no\r\n"
+        fields += "Transfer-Encoding: chunked\r\n" if self.chunked else ""
+        return f"HTTP/1.1 200 OK\r\n{common}{fields}\r\n".encode("latin-1") + self.piece(octets)
 
     def piece(self, octets: bytes, last: bool = False) -> bytes:
-        """Events or a comment, behind the head if they are the first ones; `last`: and the end of the stream."""
-        if self.chunked:
-            octets = encode_chunk(octets) + (LAST_CHUNK if last else b"")
-        if not self.streaming:
-            self.streaming = True
-            # spec: Streamable HTTP › Receiving Messages: SHOULD include X-Accel-Buffering: no
-            fields = "Content-Type: text/event-stream\r\nCache-Control: no-cache\r\nX-Accel-Buffering: no\r\n"
-            octets = self._head("200 OK", fields + ("Transfer-Encoding: chunked\r\n" if self.chunked else "")) + octets
-        return octets
-
-    def _head(self, status: str, fields: str) -> bytes:
-        return f"HTTP/1.1 {status}\r\n{self.common()}{fields}\r\n".encode("latin-1")
+        """Further events or a comment; `last`: and the end of the stream."""
+        return encode_chunk(octets) + (LAST_CHUNK if last else b"") if self.chunked else octets
 
 
 # ------------------------------------------------------------------------------------- reading JSON, bodies, lines
