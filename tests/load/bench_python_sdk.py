@@ -1,6 +1,6 @@
 """The official Python SDK's server with the tools that bench.py measures; bench.py starts it in its own environment.
 
-    python bench_python_sdk.py PORT
+    python bench_python_sdk.py PORT [--stdio]
 """
 
 from __future__ import annotations
@@ -50,5 +50,7 @@ async def touch_config(ctx: Context) -> str:
 
 
 if __name__ == "__main__":
+    if "--stdio" in sys.argv:
+        sys.exit(server.run("stdio"))
     app = server.streamable_http_app()
     uvicorn.run(app, host="127.0.0.1", port=int(sys.argv[1]), log_level="warning")
