@@ -383,17 +383,18 @@ def idle(options: argparse.Namespace) -> None:
 
 
 def fanout(options: argparse.Namespace) -> None:
-    """From a change until the last subscriber has read it; each figure is the median of five changes."""
+    """From a change until the last subscriber has read it: the first change, and the median of five more."""
     def measure(command: str) -> Figures:
         with started(command) as server, Crowd(server.port) as crowd, Client(server.port) as client:
             warm(server, options.seconds)
             before, figures = server.memory(), []
             for count in SUBSCRIBERS:
                 crowd.grow(count, LISTEN_CONFIG, b"acknowledged")
-                figures.append(1e3 * statistics.median(change(crowd, client) for _ in range(5)))
-                figures.append((server.memory() - before) / count / 1e3)
+                first, *more = [1e3 * change(crowd, client) for _ in range(6)]
+                figures += [first, statistics.median(more), (server.memory() - before) / count / 1e3]
             return figures
-    titles = [f"{title} {count:,}" for count in SUBSCRIBERS for title in ("change to last of", "ms; KB each at")]
+    titles = [title for count in SUBSCRIBERS
+              for title in (f"first change to the last of {count:,}, ms", "further ones, ms", "KB each")]
     compare(options, titles, measure, bare=True)
 
 

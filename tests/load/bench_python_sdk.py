@@ -23,9 +23,10 @@ def get_weather(location: str) -> str:
 
 
 @server.tool()
-async def build_report(month: str) -> str:
-    """Ten steps of a second; says when it was stopped."""
+async def build_report(month: str, ctx: Context) -> str:
+    """Ten seconds; says when it was stopped."""
     try:
+        await ctx.report_progress(0, 10, "begun")
         await anyio.sleep(10)
     except anyio.get_cancelled_exc_class():
         print("build_report cancelled", file=sys.stderr, flush=True)
