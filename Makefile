@@ -29,13 +29,13 @@ three-ways:     ## one slow call over stdio, over this revision's HTTP and over 
 handles:        ## two processes, one state file: each walk a hundred times, fifty kills; some four minutes
 	$(PYTHON) tests/load/handles.py
 
-bench:          ## speed and memory beside the Python SDK's server; PEER='name=command with {port}' adds another; a quarter of an hour
+bench:          ## speed and memory beside the Python SDK's server; PEER='name=command with {port}' adds another
 	$(PYTHON) tests/load/bench.py $(OPTIONS)
 
 fuzz:           ## 200,000 mutated inputs and 400 mutated starts, some seven minutes
 	$(PYTHON) tests/load/fuzz.py $(OPTIONS)
 
-soak:           ## ten minutes of mixed traffic with random hang-ups; OPTIONS='--minutes 5 --unread --stdio' for other ways
+soak:           ## ten minutes of mixed traffic with random hang-ups; OPTIONS='--unread --stdio' for other ways
 	$(PYTHON) tests/load/soak.py $(OPTIONS)
 
 stress:         ## no thread, no descriptor, a killed client, one that does not read, bursts: none may touch the others

@@ -1,6 +1,6 @@
 """What bench.py measures: servers as processes on a core of their own, and the ones that are the bench's own.
 
-    python tests/load/bench_servers.py loop|tools PORT
+    python tests/load/bench_servers.py loop|tools PORT [--stdio]
 
 `loop` answers without a look at what it has read, which shows what the load can do; `tools` is this server with the
 tools that the measurements need.
@@ -224,6 +224,12 @@ def serve_loop(port: int) -> None:
             client.send(stream if descriptor in listeners else answer)
 
 
+def serve_lines() -> None:
+    """The bare loop over stdio."""
+    while lines := os.read(0, 1 << 20):
+        os.write(1, b'{"result":{}}\n' * lines.count(b"\n"))
+
+
 def serve_tools(port: int) -> None:
     """This server with the tools that the measurements need. Those that are not declared quick may wait."""
     from reference_server import HttpServer, demo_server
@@ -269,6 +275,9 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description="The servers of bench.py's own.")
     parser.add_argument("kind", choices=["loop", "tools"])
     parser.add_argument("port", type=int)
+    parser.add_argument("--stdio", action="store_true", help="the bare loop alone")
     options = parser.parse_args()
     raise_descriptor_limit()
+    if options.stdio:
+        sys.exit(serve_lines())
     {"loop": serve_loop, "tools": serve_tools}[options.kind](options.port)
