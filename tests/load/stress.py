@@ -27,7 +27,7 @@ from typing import Any
 HERE = Path(__file__).resolve()
 sys.path[:0] = [str(HERE.parents[2]), str(HERE.parents[1]), str(HERE.parent)]
 
-from processes import Process, process  # noqa: E402
+from processes import PATIENCE, Process, process  # noqa: E402
 from support import Connection, message, octets  # noqa: E402
 
 SERVER = str(HERE.parents[2] / "reference_server.py")
@@ -48,7 +48,7 @@ class Others:
 
     def __init__(self, port: int, faults: list[str]) -> None:
         self.port, self.faults = port, faults
-        self.over = threading.Event()
+        self.begun, self.over = threading.Event(), threading.Event()
         self.latencies: list[float] = []
         self.connections = [Connection(port), Connection(port)]
         self.threads = [threading.Thread(target=self.guard, args=(work, connection))
@@ -73,12 +73,15 @@ class Others:
     def slow_call(self, connection: Connection) -> None:
         """A stream, to its end."""
         connection.send(REPORT)
+        connection.buffer = connection.read_until(b"progress") + connection.buffer
+        self.begun.set()
         messages = connection.reply().messages
         assert len(messages) == 11 and "result" in messages[-1], f"{len(messages)} messages"
 
     def __enter__(self) -> Others:
         for thread in self.threads:
             thread.start()
+        self.begun.wait(PATIENCE)
         return self
 
     def __exit__(self, *_: object) -> None:
