@@ -6,7 +6,7 @@ PYTEST := PYTHONMALLOC=default .venv/bin/python -X dev -W error -m pytest -q
 WAITING := $(addprefix tests/test_,client.py lessons.py limits.py readme.py shutdown.py state.py stdio.py)
 TOOLS := .cache/tools/bin
 
-.PHONY: run test lint spoof three-ways handles nginx bench fuzz soak conformance interop
+.PHONY: run test lint spoof three-ways handles nginx bench hang-ups slow-clients fuzz soak stress conformance interop
 
 run:            ## serve http://127.0.0.1:3000/mcp
 	$(PYTHON) reference_server.py
@@ -32,11 +32,20 @@ handles:        ## two processes, one state file: each walk a hundred times, fif
 bench:          ## speed and memory beside the Python SDK's server; PEER='name=command with {port}' adds another
 	$(PYTHON) tests/load/bench.py $(OPTIONS)
 
-fuzz:           ## 200,000 mutated inputs, some five minutes
+hang-ups:       ## how long a tool runs on after its client has hung up, beside 100 and 1,000 streams; under a minute
+	$(PYTHON) tests/load/hangups.py $(OPTIONS)
+
+slow-clients:   ## what good requests notice of 500 clients that are slow on purpose; seconds
+	$(PYTHON) tests/load/slow_clients.py $(OPTIONS)
+
+fuzz:           ## 200,000 mutated inputs and 400 mutated starts, some seven minutes
 	$(PYTHON) tests/load/fuzz.py $(OPTIONS)
 
-soak:           ## ten minutes of mixed traffic with random hang-ups
+soak:           ## ten minutes of mixed traffic with random hang-ups; OPTIONS='--unread --stdio' for other ways
 	$(PYTHON) tests/load/soak.py $(OPTIONS)
+
+stress:         ## no thread, no descriptor, a killed client, one that does not read, bursts: none may touch the others
+	$(PYTHON) tests/load/stress.py $(OPTIONS)
 
 nginx:          ## behind a real nginx (Debian: apt-get install nginx)
 	$(PYTHON) tests/load/nginx.py

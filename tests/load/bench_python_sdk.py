@@ -1,6 +1,6 @@
 """The official Python SDK's server with the tools that bench.py measures; bench.py starts it in its own environment.
 
-    python bench_python_sdk.py PORT
+    python bench_python_sdk.py PORT [--stdio]
 """
 
 from __future__ import annotations
@@ -23,9 +23,10 @@ def get_weather(location: str) -> str:
 
 
 @server.tool()
-async def build_report(month: str) -> str:
-    """Ten steps of a second; says when it was stopped."""
+async def build_report(month: str, ctx: Context) -> str:
+    """Ten seconds; says when it was stopped."""
     try:
+        await ctx.report_progress(0, 10, "begun")
         await anyio.sleep(10)
     except anyio.get_cancelled_exc_class():
         print("build_report cancelled", file=sys.stderr, flush=True)
@@ -50,5 +51,7 @@ async def touch_config(ctx: Context) -> str:
 
 
 if __name__ == "__main__":
+    if "--stdio" in sys.argv:
+        sys.exit(server.run("stdio"))
     app = server.streamable_http_app()
     uvicorn.run(app, host="127.0.0.1", port=int(sys.argv[1]), log_level="warning")

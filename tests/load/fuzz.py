@@ -1,11 +1,12 @@
 """Mutated requests, cut anywhere and sent one behind another: nothing that a client sends may confuse the server.
 
-    python tests/load/fuzz.py [--inputs 200000] [--seed 0] [--connections 8]
+    python tests/load/fuzz.py [--inputs 200000] [--starts 400] [--seed 0] [--connections 8]
 
 Input number n is the same in every run. After it, each answer must be well-formed HTTP with a status that the
 server may give, or the connection closes cleanly; there are never more answers than requests; the server's log has
 no traceback; and a plain request still works. That last look comes after each batch; if it fails, the batch's inputs
 are sent again one by one. What has failed once is kept in fuzz_seeds.json, which tests/test_fuzz.py replays.
+Then come starts with mutated descriptors and options (fuzz_starts.py).
 """
 
 from __future__ import annotations
@@ -416,10 +417,12 @@ class Run:
 
 def main() -> int:
     """The exit status: 0 when all inputs were clean."""
+    import fuzz_starts
     from processes import process
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--inputs", type=int, default=200_000, help="how many (default: 200000)")
+    parser.add_argument("--starts", type=int, default=400, help="how many starts of servers (default: 400)")
     parser.add_argument("--seed", type=int, default=0, help="number of the first (default: 0)")
     parser.add_argument("--connections", type=int, default=8, help="side by side (default: 8)")
     options = parser.parse_args()
@@ -435,8 +438,9 @@ def main() -> int:
         status = server.stop()
     seconds = time.monotonic() - began
     print(f"{options.inputs} inputs from {options.seed} on in {seconds:.0f} s: {len(run.faults)} faults;"
-          f" the server ended with status {status}")
-    return 1 if run.faults or status else 0
+          f" the server ended with status {status}", flush=True)
+    starts = fuzz_starts.run(range(options.seed, options.seed + options.starts))
+    return 1 if run.faults or status or starts else 0
 
 
 if __name__ == "__main__":

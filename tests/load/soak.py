@@ -1,11 +1,12 @@
 """Minutes of mixed traffic with random hang-ups: the server ends with the threads, descriptors and memory it had.
 
-    python tests/load/soak.py [--seconds 600] [--clients 8]
+    python tests/load/soak.py [--seconds 600 | --minutes 10] [--clients 8] [--unread] [--stdio]
 
 Calls, streams, subscriptions, tasks, questions and bad input from several clients at once, each of which hangs up
 whenever it likes. Four tenths of the time warm the server up; then all clients pause, and what the server holds is
 the measure for the end. Exit status 1 if it holds more then (5 MB are granted), if an answer was wrong, or if the
-log has a traceback. Linux only: it looks into /proc.
+log has a traceback. With `--unread`, stderr is a pipe that nobody reads; with `--stdio`, all go through one pair of
+pipes. Linux only: it looks into /proc.
 """
 
 from __future__ import annotations
@@ -13,11 +14,13 @@ from __future__ import annotations
 import argparse
 import collections
 import contextlib
+import functools
 import os
 import random
 import re
 import socket
 import struct
+import subprocess
 import sys
 import tempfile
 import threading
@@ -30,7 +33,8 @@ HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE.parents[1]), str(HERE.parent), str(HERE)]
 
 import fuzz  # noqa: E402
-from processes import Process, process  # noqa: E402
+from processes import PATIENCE, Process, process  # noqa: E402
+from soak_stdio import Piped  # noqa: E402
 from support import TASKS, Connection, message, octets  # noqa: E402
 
 OPTIONS = ["--step-seconds", "0.02", "--keep-alive", "0.1", "--request-timeout", "1", "--idle-timeout", "2",
@@ -48,7 +52,37 @@ class Held(NamedTuple):
     memory: int  # resident octets
 
 
-def held(server: Process) -> Held:
+class Unread(Process):
+    """A server whose stderr is a pipe that nobody reads, so that its port is chosen here."""
+
+    def __init__(self, *command: str) -> None:
+        with socket.create_server(("127.0.0.1", 0)) as probe:
+            self.port = probe.getsockname()[1]
+        self.lines, self.reader = [], threading.Thread()
+        self.popen = subprocess.Popen([sys.executable, *command, "--port", str(self.port)], stderr=subprocess.PIPE)
+        end = time.monotonic() + PATIENCE
+        while time.monotonic() < end:
+            with contextlib.suppress(OSError), Connection(self.port):
+                return
+            time.sleep(0.02)
+        self.kill()
+        raise SystemExit("a server did not start")
+
+    def wait(self) -> int:
+        """Until it has ended; the exit status."""
+        assert self.popen.stderr
+        status = self.popen.wait(PATIENCE)
+        self.popen.stderr.close()
+        return status
+
+    def __enter__(self) -> Unread:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.kill()
+
+
+def held(server: Process | Piped) -> Held:
     """At this moment."""
     root = Path(f"/proc/{server.popen.pid}")
     memory = 1024 * int(re.findall(r"VmRSS:\s*(\d+)", (root / "status").read_text())[0])
@@ -182,7 +216,7 @@ ACTIVITIES = [Visitor.calls, Visitor.calls, Visitor.lists, Visitor.stream, Visit
 class Traffic:
     """The clients, each on a thread of its own. `lock` guards the two counters."""
 
-    def __init__(self, server: Process, clients: int) -> None:
+    def __init__(self, server: Process | Piped, clients: int) -> None:
         self.server, self.clients = server, clients
         self.lock = threading.Lock()
         self.visits: collections.Counter[str] = collections.Counter()
@@ -193,7 +227,10 @@ class Traffic:
         chance = random.Random(f"{number} {end}")
         while time.monotonic() < end:
             try:
-                name, problem = Visitor(self.server.port, chance).visit(), None
+                if isinstance(self.server, Piped):
+                    name, problem = self.server.visit(chance), None
+                else:
+                    name, problem = Visitor(self.server.port, chance).visit(), None
             except Exception as fault:  # of whatever kind: it is counted, shown, and decides the exit status
                 name, problem = "failed", f"{type(fault).__name__}: {fault}"[:300]
             with self.lock:
@@ -234,12 +271,18 @@ def main() -> int:
     """The exit status."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=600, help="in all (default: 600)")
+    parser.add_argument("--minutes", type=float, help="in all, instead of --seconds")
     parser.add_argument("--clients", type=int, default=8, help="at once (default: 8)")
+    parser.add_argument("--unread", action="store_true", help="nobody reads the server's stderr")
+    parser.add_argument("--stdio", action="store_true", help="over stdio")
     options = parser.parse_args()
+    options.seconds = 60 * options.minutes if options.minutes else options.seconds
     os.environ["MALLOC_ARENA_MAX"] = "1"  # glibc: otherwise each thread's heap fills up by itself, for many minutes
     with tempfile.TemporaryDirectory() as folder:
         state = str(Path(folder) / "state.db")  # a file, so that carts and tasks, which are kept, take no memory
-        with process(str(HERE.parents[1] / "reference_server.py"), *OPTIONS, "--state", state) as server:
+        command = [str(HERE.parents[1] / "reference_server.py"), *OPTIONS, "--state", state]
+        piped = functools.partial(Piped, unread=options.unread)
+        with (piped if options.stdio else Unread if options.unread else process)(*command) as server:
             traffic = Traffic(server, options.clients)
             print(f"at the start: {show(held(server))}", flush=True)
             before = traffic.run(0.4 * options.seconds)
