@@ -124,7 +124,11 @@ def _value_at(value: Any, path: Path) -> Any:
 
 
 def _single_value(fields: Fields, header: str) -> str:
-    values = fields.get(header.lower())
+    return _checked_value(header, tuple(fields.get(header.lower(), ())))
+
+
+@functools.lru_cache(256)  # on a kept connection most headers are the same
+def _checked_value(header: str, values: tuple[str, ...]) -> str:
     # spec: Streamable HTTP › Server Validation: failures are a missing header and a value with invalid characters
     if not values:
         raise HeaderMismatch(f"{header} header is missing")
@@ -168,6 +172,7 @@ def encode_value(value: str | int | bool) -> str:
     return text if PLAIN.fullmatch(text) and not matches else _encoded(text)
 
 
+@functools.lru_cache(256)
 def decode_value(text: str, what: str = "header") -> str:
     """The text behind a header's value; HeaderMismatch, naming `what`, for one that is malformed."""
     if not VALUE.fullmatch(text):

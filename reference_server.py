@@ -88,6 +88,7 @@ Json = dict[str, Any]
 
 SUPPORTED_VERSIONS = ["2026-07-28"]
 META = "io.modelcontextprotocol/"
+VERSION_KEY, CAPABILITIES_KEY, LEVEL_KEY = headers.VERSION_KEY, META + "clientCapabilities", META + "logLevel"
 TASKS = META + "tasks"
 NEEDS_TASKS: Json = {"extensions": {TASKS: {}}}
 LOG_LEVELS = ("debug", "info", "notice", "warning", "error", "critical", "alert", "emergency")
@@ -502,7 +503,7 @@ def open_request(server: Server, message: Json, exchange: Exchange, user: str, f
     if problem := check_metadata(params.get("_meta")):  # 12
         raise Rejection(INVALID_PARAMS, f"params._meta{problem}" if "_meta" in params else NO_METADATA, status=400,
                         rule="Overview › _meta")
-    version = params["_meta"][META + "protocolVersion"]
+    version = params["_meta"][VERSION_KEY]
     if fields is not None:
         headers.check_version_header(header_version, version)  # 13
     if version not in SUPPORTED_VERSIONS:  # 14
@@ -576,7 +577,7 @@ class Request:
     def __init__(self, message: Json, exchange: Exchange, user: str) -> None:
         self.id, self.method, self.params = message["id"], message["method"], message.get("params", {})
         self.meta: Json = self.params.get("_meta", {})
-        self.capabilities: Json = self.meta.get(META + "clientCapabilities", {})
+        self.capabilities: Json = self.meta.get(CAPABILITIES_KEY, {})
         self.exchange, self.user = exchange, user
         self.reported: float | None = None  # the highest progress so far
         self.responses: Json = {}  # the checked inputResponses of a retried request
@@ -624,7 +625,7 @@ class Request:
     def log(self, level: str, data: Any, logger: str = "reference") -> None:
         """A log message on this request's stream, if the request asked for that level."""
         # spec: Logging › Per-request log level: MUST NOT emit notifications/message without logLevel
-        wanted = self.meta.get(META + "logLevel")
+        wanted = self.meta.get(LEVEL_KEY)
         if wanted is not None and LOG_LEVELS.index(level) >= LOG_LEVELS.index(wanted):
             self.emit({"method": "notifications/message", "params": {"level": level, "logger": logger, "data": data}})
 
@@ -862,6 +863,8 @@ class Server:
         self.templates: dict[str, Entry] = {}
         self.prompts: dict[str, Entry] = {}
         self.completions: dict[tuple[str, str, str], Callable[[str, dict[str, str], Request], list[str]]] = {}
+        self.named: dict[str, dict[str, Any]] = {
+            "tools/call": self.tools, "prompts/get": self.prompts, "resources/read": self.resources}
         self.subscriptions, self.tasks = Subscriptions(self), Tasks(self)
         self.stopped = threading.Event()
         self.keeper = threading.Thread(target=self.keep, name="keeper", daemon=True)
@@ -970,10 +973,8 @@ class Server:
 
     def is_quick(self, method: str, name: Any = None) -> bool:
         """Whether it is answered at once from memory, judged by method and name (over HTTP: their mirrored headers)."""
-        tables: dict[str, dict[str, Any]] = {
-            "tools/call": self.tools, "prompts/get": self.prompts, "resources/read": self.resources}
-        if method in tables:
-            entry = tables[method].get(name)
+        if (table := self.named.get(method)) is not None:
+            entry = table.get(name)
             return entry is not None and entry.quick and self.compares_headers
         return method not in WAITING and self.compares_headers
 
@@ -1877,14 +1878,10 @@ class Inbox:
         assert self.head is not None
         length = headers.read_head(self.head).length
         if self.chunks:
-            try:
-                body = self.chunks.take(self.received)
-            except ValueError as broken:
-                large = isinstance(broken, sse.TooLarge)
-                rule = "rfc9110 §15.5.14" if large else "rfc9112 §7.1"
-                raise BadHead(413 if large else 400, str(broken), rule) from None
+            body = self.take_chunks(self.chunks)
         else:
-            body = self.take(length) if len(self.received) >= length else None
+            body = bytes(self.received[:length]) if len(self.received) >= length else None
+            del self.received[: length if body is not None else 0]
         if body is None:
             return None
         head, self.head, self.chunks, self.expected = self.head, None, None, False
@@ -1899,7 +1896,8 @@ class Inbox:
             if self.received:
                 headers.check_head_so_far(self.received)
             return False
-        octets = self.take(end + 4)[:-4]
+        octets = bytes(self.received[:end])
+        del self.received[: end + 4]
         head = headers.read_head(octets)
         if head.length > self.max_body:
             raise BadHead(413, f"A message may have at most {self.max_body} octets", "rfc9110 §15.5.14")
@@ -1910,11 +1908,14 @@ class Inbox:
         self.head, self.chunks = octets, sse.ChunkDecoder(self.max_body) if head.length == headers.CHUNKED else None
         return True
 
-    def take(self, count: int) -> bytes:
-        """The first octets received."""
-        octets = bytes(self.received[:count])
-        del self.received[:count]
-        return octets
+    def take_chunks(self, chunks: sse.ChunkDecoder) -> bytes | None:
+        """A body whose length is only known at its end."""
+        try:
+            return chunks.take(self.received)
+        except sse.TooLarge as broken:
+            raise BadHead(413, str(broken), "rfc9110 §15.5.14") from None
+        except ValueError as broken:
+            raise BadHead(400, str(broken), "rfc9112 §7.1") from None
 
     def begun(self) -> bool:
         """Whether a part of a request is there."""
@@ -2149,6 +2150,7 @@ class HttpServer(HTTPServer):
             self.connections.add(connection)
             self.selector.register(accepted, selectors.EVENT_READ, connection)
             self.set_deadline(self.idle, connection, self.idle_timeout)
+            self.take_in(connection)  # most clients have sent something by now
         return None
 
     def pause_accepting(self) -> None:
