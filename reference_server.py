@@ -2064,6 +2064,7 @@ class HttpServer(HTTPServer):
         self.places = 0  # connections that count against the limit
         self.ready: collections.deque[Connection] = collections.deque()
         self.returned: collections.deque[Endpoint] = collections.deque()
+        self.exhausted = False  # no descriptor was to be had for the last connection
         self.asleep = False  # the loop waits, or is about to
         self.stopping = False  # set by a signal handler, which must not touch a lock
         self.resume_accepting = self.next_look = math.inf  # never later than the oldest deadline
@@ -2139,9 +2140,12 @@ class HttpServer(HTTPServer):
                 accepted, _ = self.socket.accept()
             except OSError as problem:
                 if problem.errno in (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM):
-                    log("out of file descriptors: new connections wait")
+                    if not self.exhausted:
+                        log("out of file descriptors: new connections wait")
+                    self.exhausted = True
                     self.pause_accepting()
                 return None
+            self.exhausted = False
             accepted.setblocking(False)
             with contextlib.suppress(OSError):
                 accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, True)
@@ -2403,7 +2407,7 @@ class StdioExchange(Exchange):
 
     def answer(self, text: bytes) -> None:
         """The response, unless the request has been cancelled. Its id is free before it goes out."""
-        with self.lock:
+        with self.lock, self.transport.lock:
             self.transport.exchanges.pop(self.key, None)
             if not self.over and not self.reason:
                 self.over = True
@@ -2429,12 +2433,14 @@ class StdioExchange(Exchange):
 
 class StdioTransport:
     """One client over a pair of pipes, a message a line. The reader answers what is quick, lines read together with
-    few writes; everything else has a worker. `exchanges` (requests in progress): the reader adds, who answers removes.
+    few writes; everything else has a worker. `exchanges` (requests in progress): the reader adds, who answers removes,
+    with `lock` held until the answer is in the outbox.
     """
 
     def __init__(self, mcp: Server, source: int, sink: int, user: str, wire: Wire | None = None) -> None:
         self.mcp, self.source, self.sink, self.user, self.wire = mcp, source, sink, user, wire
         self.exchanges: dict[tuple[type, Any], StdioExchange] = {}
+        self.lock = threading.Lock()
         self.workers = Workers()
         self.outbox = Outbox(self.send_some, self.send_all, self.workers.run)
         self.answers: list[bytes] = []  # the reader's own, of the lines that it has read together
@@ -2453,6 +2459,8 @@ class StdioTransport:
             self.mcp.stopped.wait(0.01)
         for exchange in list(self.exchanges.values()):
             exchange.cancel("end of input")
+        with self.lock:  # the last answer is in the outbox
+            pass
         lost = not self.wait_for_reader()
         self.mcp.stop()
         return int(lost)
@@ -2726,9 +2734,8 @@ def parse_command_line(arguments: list[str] | None = None) -> argparse.Namespace
     parser = argparse.ArgumentParser(
         description="A reference server for MCP 2026-07-28: run it, then talk to it with the curl helper.",
         formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False,
-        epilog="example:\n  python3 reference_server.py --port 3005\n  source tests/lessons/mcp.sh; export"
-               " MCP=http://127.0.0.1:3005/mcp\n  mcp tools/list '{\"jsonrpc\":\"2.0\",\"id\":1,\"method\":\"tools/list\","
-               "\"params\":{'\"$META\"'}}'")
+        epilog="example: python3 reference_server.py --port 3005, and in another terminal\n"
+               "  export MCP=http://127.0.0.1:3005/mcp; source tests/lessons/mcp.sh; mcp server/discover …")
     add = parser.add_argument_group("for the lessons").add_argument
     seconds = number(0.001, 1_000_000)
     add("--stdio", action="store_true", help="serve one client over stdin and stdout instead of HTTP")

@@ -9,8 +9,9 @@ ROOT = Path(__file__).resolve().parents[1]
 for folder in (ROOT, ROOT / "tests", ROOT / "tests" / "lessons"):
     sys.path.insert(0, str(folder))
 
-import reference_server  # noqa: E402
 from support import Lines  # noqa: E402
+
+import reference_server  # noqa: E402
 
 
 class PlainLog:

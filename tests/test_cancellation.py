@@ -3,7 +3,7 @@
 import queue
 import random
 import re
-import select
+import selectors
 import socket
 import struct
 import threading
@@ -33,9 +33,9 @@ class Recorder(Endpoint):
 
     sent: list[bytes]
 
-    def send(self, data: bytes) -> None:
-        super().send(data)
-        self.sent.append(data)
+    def put(self, octets: bytes) -> None:
+        super().put(octets)
+        self.sent.append(octets)
 
 
 class Slow(Running):
@@ -129,12 +129,11 @@ def slow_server(calls: queue.Queue[Call]) -> Server:
     return server
 
 
-def serving(**watcher: Any) -> Iterator[Slow]:
-    """A running server, with these attributes of its watcher."""
+def serving(**settings: Any) -> Iterator[Slow]:
+    """A running server, with these settings of its own."""
     calls: queue.Queue[Call] = queue.Queue()
-    with running(slow_server(calls), RequestHandlerClass=type("Recording", (Recorder,), {"sent": []})) as one:
-        for name, value in watcher.items():
-            setattr(one.http.watcher, name, value)
+    recording = type("Recording", (Recorder,), {"sent": []})
+    with running(slow_server(calls), RequestHandlerClass=recording, **settings) as one:
         slow = Slow(*one)
         slow.calls = calls
         yield slow
@@ -142,22 +141,20 @@ def serving(**watcher: Any) -> Iterator[Slow]:
 
 @pytest.fixture(scope="module")
 def slow() -> Iterator[Slow]:
-    """The server as it is on Linux."""
+    """The server as it is on this machine: with epoll or kqueue."""
     yield from serving()
 
 
 @pytest.fixture(scope="module")
-def slow_without_epoll() -> Iterator[Slow]:
-    """The server on a system that has no epoll."""
-    yield from serving(epoll=None)
+def slow_with_select() -> Iterator[Slow]:
+    """The server on a system that has nothing better than select."""
+    yield from serving(selecting=selectors.SelectSelector)
 
 
-@pytest.fixture(params=["epoll", "poll", "peek"])
-def any_slow(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Slow:
-    """Each kind of watcher: with epoll; without; without POLLRDHUP either."""
-    if request.param == "peek":
-        monkeypatch.delattr(select, "POLLRDHUP")
-    chosen = request.getfixturevalue("slow" if request.param == "epoll" else "slow_without_epoll")
+@pytest.fixture(params=["default", "select"])
+def any_slow(request: pytest.FixtureRequest) -> Slow:
+    """Each kind of selector."""
+    chosen = request.getfixturevalue("slow" if request.param == "default" else "slow_with_select")
     assert isinstance(chosen, Slow)
     return chosen
 
@@ -214,7 +211,7 @@ def test_a_hang_up_stops_the_tool(slow: Slow, log: Lines, hang_up: Callable[[Con
 
 @HANG_UPS
 @pytest.mark.parametrize("arguments, events", [({"token": "t"}, 1), ({}, 0)])
-def test_the_watcher_works_without_epoll_too(any_slow: Slow, log: Lines, hang_up: Callable[[Connection], None],
+def test_the_loop_sees_it_without_epoll_too(any_slow: Slow, log: Lines, hang_up: Callable[[Connection], None],
                                              arguments: dict[str, Any], events: int) -> None:
     """MUST (Cancellation › Transport-Specific Cancellation): on every system, streaming or silent."""
     test_a_hang_up_stops_the_tool(any_slow, log, hang_up, arguments | {"steps": 1}, events, 2)

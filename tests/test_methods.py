@@ -8,6 +8,7 @@ import re
 import pytest
 from support import Recorder, alive, call_tool, message, respond, running
 
+import reference_server
 from reference_server import LOG_LEVELS, Server, demo_server, input_required, takes
 
 ROOT = "file:///project/"

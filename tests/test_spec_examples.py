@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from support import PATIENCE, TASKS, Listener, Recorder, alive, eventually, meta, octets, respond, running
 
+import reference_server
 from reference_server import Rejection, Server, StdioTransport, ToolError, demo_server, elicit, input_required, takes
 
 EXAMPLES: dict[str, Any] = json.loads((Path(__file__).parent / "spec_examples.json").read_text(encoding="utf-8"))
@@ -512,7 +513,7 @@ def test_cancellation_over_stdio(server):
     assert not waiting[0].cancelled.is_set()
     transport.take(json.dumps(note).encode())
     assert ended.wait(PATIENCE)
-    assert eventually(lambda: not transport.channels)
+    assert eventually(lambda: not transport.exchanges)
     os.close(sink)
     assert os.read(source, 1) == b""
     os.close(source)

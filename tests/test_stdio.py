@@ -105,9 +105,9 @@ class Gated(Server):
 
         @self.tool("build_report", "Waits for the test.", ANYTHING)
         def build_report(arguments: dict[str, Any], request: Request) -> str:
-            request.progress(1)
-            self.begun.release()
             try:
+                request.progress(1)
+                self.begun.release()
                 while not self.go.is_set():
                     request.sleep(0.005)
             except Cancelled:
@@ -308,11 +308,11 @@ def test_a_notification_cancels_the_request_that_it_names(pipes: Pipes, gated: G
     assert pipes.next()["params"]["progress"] == 1
     pipes.send(cancel(id))
     assert gated.stopped.wait(PATIENCE)
-    assert log.wait_for("[ref] build_report cancelled at step 2 (notifications/cancelled)")
+    assert log.wait_for("[ref] build_report cancelled at step 2 (notifications/cancelled: enough)")
     pipes.call("echo", {"text": "next"}, "after")
     assert pipes.next()["id"] == "after"
     assert [line for line in log.lines() if "build_report" in line] == [
-        "[ref] build_report cancelled at step 2 (notifications/cancelled)"]
+        "[ref] build_report cancelled at step 2 (notifications/cancelled: enough)"]
 
 
 @pytest.mark.parametrize("id, other", [
@@ -357,7 +357,7 @@ def test_a_cancellation_right_behind_its_request_is_in_time(pipes: Pipes, gated:
 def test_a_cancelled_request_that_has_not_begun_stops_at_its_first_step(pipes: Pipes, gated: Gated, log: Lines) -> None:
     """MUST (stdio › Cancellation): nothing at all is sent for it, and the log says why."""
     pipes.send(call("build_report", {}, 1), cancel(1))
-    line = re.compile(r"\[ref\] build_report cancelled at step [12] \(notifications/cancelled\)")
+    line = re.compile(r"\[ref\] build_report cancelled at step [12] \(notifications/cancelled: enough\)")
     assert gated.stopped.wait(PATIENCE)
     pipes.call("echo", {"text": "next"}, "after")
     assert pipes.next()["id"] == "after"
@@ -383,13 +383,13 @@ def test_a_cancelled_subscription_says_nothing_more(pipes: Pipes, gated: Gated, 
         pipes.send(listen(id))
         assert pipes.next()["method"] == "notifications/subscriptions/acknowledged"
     pipes.send(cancel(7))
-    assert log.wait_for("[ref] subscriptions/listen ended (notifications/cancelled)")
+    assert log.wait_for("[ref] subscriptions/listen ended (notifications/cancelled: enough)")
     gated.list_changed("tools")
     change = pipes.next()
     assert change["method"] == "notifications/tools/list_changed"
     assert change["params"]["_meta"] == {"io.modelcontextprotocol/subscriptionId": "7"}
     pipes.send(cancel("7"))
-    assert log.wait_for("[ref] subscriptions/listen ended (notifications/cancelled)", 2)
+    assert log.wait_for("[ref] subscriptions/listen ended (notifications/cancelled: enough)", 2)
 
 
 # --------------------------------------------------------------------------------------------------- end of input
@@ -464,7 +464,7 @@ def test_output_that_is_closed_ends_the_server(gated: Gated, log: Lines) -> None
 
 def check_all_ended(pipes: Pipes) -> None:
     """No worker has anything left to write."""
-    assert eventually(lambda: not pipes.transport.channels)
+    assert eventually(lambda: not pipes.transport.exchanges)
     os.close(pipes.sink)
     pipes.server.store.close()
 
