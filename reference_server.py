@@ -2068,8 +2068,8 @@ class HttpServer(HTTPServer):
         self.asleep = False  # the loop waits, or is about to
         self.stopping = False  # set by a signal handler, which must not touch a lock
         self.resume_accepting = self.next_look = math.inf  # never later than the oldest deadline
-        super().__init__((host, port), Endpoint)  # type: ignore[arg-type]  # made by the loop, one a request
         self.waker, self.woken = socket.socketpair()
+        super().__init__((host, port), Endpoint)  # type: ignore[arg-type]  # made by the loop, one a request
         for one in (self.waker, self.woken, self.socket):
             one.setblocking(False)
 
@@ -2219,9 +2219,8 @@ class HttpServer(HTTPServer):
         """Answers on the loop; an author whose quick tool held up everybody is told so."""
         began = time.monotonic()
         exchange.handle_one_request()
-        if (took := time.monotonic() - began) > SLOW_QUICK:
-            name = " ".join(exchange.head.fields.get("mcp-method", []) + exchange.head.fields.get("mcp-name", []))
-            log(f"{name[:200]} is registered as quick, and has held up everybody for {1000 * took:.0f} ms")
+        if (took := time.monotonic() - began) > SLOW_QUICK and (name := exchange.head.fields.get("mcp-name")):
+            log(f"{name[0][:200]} is registered as quick, and has held up everybody for {1000 * took:.0f} ms")
         self.go_on(exchange.client, exchange)
 
     def serve(self, exchange: Endpoint) -> None:
@@ -2806,9 +2805,9 @@ def serve_http(mcp: Server, options: argparse.Namespace) -> int:
     try:
         http = HttpServer(mcp, options.host, options.port, options.allow_origin)
     except (OSError, OverflowError, UnicodeError) as problem:
-        log(f"cannot listen on {options.host}, port {options.port}: {problem}", "reference_server: ")
-        if isinstance(problem, OSError) and problem.errno == errno.EADDRINUSE:
-            log("try another port: --port 3005, and export MCP=http://127.0.0.1:3005/mcp", "reference_server: ")
+        taken = isinstance(problem, OSError) and problem.errno == errno.EADDRINUSE
+        hint = "; take another, such as --port 3005, and export MCP=http://127.0.0.1:3005/mcp" if taken else ""
+        log(f"cannot listen on {options.host}, port {options.port}: {problem}{hint}", "reference_server: ")
         return 1
     for limit in ("keep_alive", "idle_timeout", "request_timeout", "write_timeout", "max_body", "max_connections"):
         setattr(http, limit, getattr(options, limit))

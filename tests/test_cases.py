@@ -51,7 +51,8 @@ DECIDED: dict[tuple[str, str], dict[str, Any]] = {
     ("B075", "unknown prompt"): {"status": 200},
     ("B077", "main"): {"status": 200}, ("B077", "empty"): {"status": 200, "code": -32602},
     ("B077", "number"): {"code": -32020},
-    **{("B089", name): {"code": None} for name in ("\\x0b before", "\\x1f after", "NUL inside", "DEL")},
+    **{("B089", name): {"code": -32020} for name in ("\\x0b before", "\\x1f after", "DEL")},
+    ("B089", "NUL inside"): {"code": None},
     ("B091", "uri encoded"): {"status": 200, "code": -32602},
     ("B101", "count true vs 1"): {"status": 400, "code": -32020},
     ("B103", "main"): {"code": -32020}, ("B103", "named request, neither"): {"code": -32020},
@@ -303,7 +304,6 @@ def test_b044_subscriptions_of_clients_that_have_gone_are_forgotten(run: Running
             client.head()
             assert next(client.events())["method"] == "notifications/subscriptions/acknowledged"
     assert eventually(lambda: not run.server.subscriptions.open and not run.http.connections)
-    assert not run.http.watcher.watched
 
 
 def test_b047_comments_come_while_a_stream_is_quiet_and_none_comes_after_its_end(
@@ -348,7 +348,7 @@ def test_b121_a_request_that_never_ends_is_given_up_while_others_are_served(
         client.send(sent)
         assert [run.call("tools/list").status for _ in range(20)] == [200] * 20
         for octet in b"x" * 1000 * dribbles:
-            if select.select([client.socket], [], [], 0.0005)[0]:
+            if select.select([client.socket], [], [], 0.01)[0]:
                 break
             client.send(bytes([octet]))
         reply = client.reply()

@@ -16,9 +16,12 @@ from headers import (
     BadHead,
     HeaderMismatch,
     MirroredParameter,
+    Policy,
+    Refused,
     accepts,
     bearer_name,
     check_framing,
+    check_head,
     check_head_so_far,
     check_method_header,
     check_name_header,
@@ -34,6 +37,8 @@ from headers import (
     mirrored_parameters,
     origin_allowed,
     parse_head,
+    parse_origin,
+    read_head,
     valid_tools,
 )
 
@@ -634,8 +639,8 @@ def test_a_field_line_is_a_token_a_colon_and_a_value(line, name, values):
     b"Mcp-Name : echo", b"Mcp-Name\t: echo", b" Mcp-Name: echo", b"Mcp-Name", b": echo", b"", b"Mcp Name: echo",
     b"Mcp-Name: echo\r\n  ", b"Mcp-Name: ec\r\n ho", b"Mcp-Name: ec\r\n\tho",
     b"Mcp-Name: echo\rMcp-Method: tools/list",
-    b"X-A: 1\rContent-Length: 0", b"X\r-A: 1", b"Mcp-Name: echo\nX: y", b"Mcp-Name: ec\0ho", b"Mcp-Name: echo\x7f",
-    b"Mcp-Name: \x0becho", b"Mcp-Name: echo\x1f", b"M\xe9: 1", b"M\0: 1", b"(x): 1", b"Mcp-Name: echo\r", b"A/B: 1",
+    b"X-A: 1\rContent-Length: 0", b"X\r-A: 1", b"Mcp-Name: echo\nX: y", b"Mcp-Name: ec\0ho", b"X: echo\x7f",
+    b"X-Mcp-Name: \x0becho", b"Accept: echo\x1f", b"M\xe9: 1", b"M\0: 1", b"(x): 1", b"Mcp-Name: echo\r", b"A/B: 1",
     b"X: \x1b[31m",
 ])
 def test_a_line_outside_the_grammar_is_400(line):
@@ -1016,3 +1021,90 @@ def test_arguments_arrive_as_json_parsed_them():
     check_all(fields_of(*TO_ROUTE, EU, "Mcp-Param-Count: 42", "Mcp-Param-Flag: true",
     "Mcp-Param-Tenant: =?base64?w6k=?="),
               call("route", arguments))
+
+
+# ------------------------------------------------------------------------------------------- the verdict on a head
+
+NOBODY = Policy(frozenset(), frozenset())
+FIELDS = ["Host: 127.0.0.1", "Content-Type: application/json", "Accept: application/json, text/event-stream",
+          "Content-Length: 2"]
+
+
+def head_of(*changes, start="POST /mcp HTTP/1.1"):
+    """The octets of a good head with other fields: one replaces those of its name, "Name:" alone leaves it out."""
+    names = [change.partition(":")[0] for change in changes]
+    lines = [line for line in FIELDS if line.partition(":")[0] not in names]
+    return "\r\n".join([start, *lines, *(one for one in changes if not one.endswith(":"))]).encode("latin-1")
+
+
+@pytest.mark.parametrize(("line", "value"), [
+    ("Mcp-Name: get\x01weather", "get\x01weather"), ("mcp-param-region: \x7f", "\x7f"), ("MCP-METHOD: \x0bx", "\x0bx")])
+def test_a_control_in_a_mirrored_header_is_kept_for_the_comparison(line, value):
+    """MUST (Streamable HTTP › Server Validation): invalid characters are a HeaderMismatch, so HTTP lets them pass."""
+    assert [values for name, values in read_head(head_of(line)).fields.items() if name.startswith("mcp-")] == [[value]]
+
+
+@pytest.mark.parametrize(("target", "host", "path"), [
+    ("/mcp?x=1", "127.0.0.1", "/mcp"), ("http://evil.example/mcp", "evil.example", "/mcp"),
+    ("HTTP://LocalHost:3000/mcp?a", "localhost", "/mcp"), ("https://[::1]:1/mcp", "[::1]", "/mcp"),
+    ("http://a", "a", "/"), ("http://a?x", "a", "/"), ("*", "127.0.0.1", "*"), ("a:1", "127.0.0.1", "a:1")])
+def test_the_host_of_an_absolute_target_counts_instead_of_the_field(target, host, path):
+    """RFC 9112 §3.2.2: MUST ignore the received Host field and replace it by the target's host information."""
+    head = read_head(head_of(start=f"POST {target} HTTP/1.1"))
+    assert (head.host, head.path) == (host, path)
+
+
+@pytest.mark.parametrize("target", [
+    "http:///mcp", "http://", "http://a:99999/", "http://u@a/mcp", "http://:80/mcp", "http://[::g]/mcp"])
+def test_a_target_without_a_right_host_is_400(target):
+    """RFC 9110 §4.2.1: MUST reject an http URI with an empty host as invalid."""
+    with pytest.raises(BadHead) as caught:
+        read_head(head_of(start=f"POST {target} HTTP/1.1"))
+    assert (caught.value.status, caught.value.rule) == (400, "rfc9112 §3.2")
+    assert "is not one host and port" in str(caught.value)
+
+
+@pytest.mark.parametrize(("fields", "start", "status", "words"), [
+    (["Origin: http://evil.example"], "", 403, "This Origin is not allowed here"),
+    (["Host: evil.example"], "", 403, "This Host is not served here"),
+    ([], "POST http://evil.example/mcp HTTP/1.1", 403, "This Host is not served here"),
+    ([], "POST / HTTP/1.1", 404, "POST your MCP messages to /mcp"), ([], "GET /mcp HTTP/1.1", 405, "by POST"),
+    (["Content-Type: text/plain"], "", 415, "must be application/json"),
+    (["Content-Encoding: gzip"], "", 415, "Content-Encoding is not served here"),
+    (["Content-Encoding: identity, br"], "", 415, "Content-Encoding is not served here"),
+    (["Accept: application/json"], "", 406, "must list application/json and text/event-stream"),
+    (["Authorization: Basic eA=="], "", 401, "not one `Bearer <name>`"),
+    (["Content-Type:", "Accept:", "Authorization: x"], "GET / HTTP/1.1", 404, "Nothing here")])
+def test_the_first_check_that_fails_is_the_verdict(fields, start, status, words):
+    """Choice: rungs 2 to 7 in their order; each refusal says what would be right and names its rule."""
+    with pytest.raises(Refused) as caught:
+        check_head(head_of(*fields, start=start or "POST /mcp HTTP/1.1"), NOBODY)
+    assert caught.value.status == status and words in str(caught.value) and caught.value.rule
+
+
+@pytest.mark.parametrize(("fields", "user"), [
+    ([], "anonymous"), (["Authorization: bearer alice"], "alice"), (["Content-Encoding: identity"], "anonymous"),
+    (["Origin: http://localhost:5173"], "anonymous"), (["Origin: https://app.example.com"], "anonymous"),
+    (["Host: app.example.com:1"], "anonymous")])
+def test_a_good_head_gives_the_name_of_its_user(fields, user):
+    """Choice: demo authentication, in which the bearer token is the user's name."""
+    policy = Policy(frozenset([parse_origin("https://App.example.com:443/")]), frozenset(["app.example.com"]))
+    assert check_head(head_of(*fields), policy) == user
+
+
+@pytest.mark.parametrize(("text", "origin"), [
+    ("https://app.example.com/", "https://app.example.com"), ("http://a:80", "http://a"), ("http://a:81", "http://a:81"),
+    ("HTTPS://A:443/", "https://a"), ("https://a:80", "https://a:80"), ("http://[::1]:80", "http://[::1]"),
+    ("app://x", "app://x")])
+def test_an_origin_is_brought_to_the_form_in_which_browsers_send_it(text, origin):
+    """RFC 6454 §6.2: lower case, and no port where it is the scheme's own."""
+    assert parse_origin(text) == origin
+
+
+@pytest.mark.parametrize("text", [
+    "", "*", "null", "https://", "https://*.example.com", "https://a/b", "https://a:x", "a", "https://a b", "//a",
+    "https://a:99999", "https://u@a", "https://a//"])
+def test_what_is_no_origin_is_refused_with_an_example(text):
+    """Choice: an option that can never match is refused where somebody reads why."""
+    with pytest.raises(ValueError, match=r"is not an origin such as https://app\.example\.com"):
+        parse_origin(text)

@@ -2,6 +2,7 @@
 
 import contextlib
 import io
+import os
 import re
 import socket
 import sys
@@ -249,16 +250,8 @@ def test_three_ways_shows_what_each_transport_does_with_a_client_that_leaves(cap
 class Deaf(Endpoint):
     """An endpoint that does not notice when its client hangs up."""
 
-    def watch(self, request: Request) -> None:
-        """Nobody looks."""
-
-    def unwatch(self, request: Request) -> None:
-        """Nobody looked."""
-
-    def emit(self, message: dict[str, Any]) -> None:
-        """Writes for nobody."""
-        with contextlib.suppress(Cancelled):
-            super().emit(message)
+    def cancel(self, reason: str) -> None:
+        """Nobody listens."""
 
 
 def test_three_ways_fails_when_the_server_ignores_the_hang_up(
@@ -361,7 +354,8 @@ def test_wire_prints_the_hang_up(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_wire_uses_colour_on_a_terminal_only(monkeypatch: pytest.MonkeyPatch) -> None:
     """Choice: a log file is read without a terminal."""
-    screen = Screen(monkeypatch, terminal=True)
+    screen = Screen(monkeypatch)
+    monkeypatch.setattr(os, "isatty", lambda descriptor: True)
     with running(Server("any", "1"), wire=Wire()) as server:
         server.call("server/discover")
     lines = [line for line in screen.getvalue().splitlines() if not line.startswith("[ref]")]

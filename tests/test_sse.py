@@ -13,10 +13,12 @@ from sse import (
     Event,
     EventParser,
     EventTooLarge,
+    ResponseWriter,
     encode_chunk,
     encode_event,
     encode_json,
     parse_chunk_size,
+    without_chunk_sizes,
 )
 
 TRAILING = b"\ndata: trailing\n\n"  # the first LF ends what the stream left open, or is a blank line of no meaning
@@ -339,3 +341,44 @@ def test_what_is_no_chunk_size_is_refused(line: bytes) -> None:
     """RFC 9112 §7.1: chunk-size = 1*HEXDIG; a lenient reader lets a second request hide in a body."""
     with pytest.raises(ValueError):
         parse_chunk_size(line)
+
+
+# ------------------------------------------------------------------------------------------------ the response writer
+
+
+@pytest.mark.parametrize(("status", "body", "bodiless", "octets"), [
+    ("200 OK", b"{}", False, b"HTTP/1.1 200 OK\r\nA: b\r\nContent-Length: 2\r\n\r\n{}"),
+    ("200 OK", b"ok\n", True, b"HTTP/1.1 200 OK\r\nA: b\r\nContent-Length: 3\r\n\r\n"),
+    ("202 Accepted", b"", False, b"HTTP/1.1 202 Accepted\r\nA: b\r\nContent-Length: 0\r\n\r\n"),
+    ("204 No Content", b"", False, b"HTTP/1.1 204 No Content\r\nA: b\r\n\r\n")])
+def test_a_whole_answer_is_a_head_with_its_length_and_a_body(status, body, bodiless, octets):
+    """RFC 9110 §8.6: a length with every answer but 204; for HEAD the length that GET would have."""
+    assert ResponseWriter("HTTP/1.1").answer(status, "A: b\r\n", body, bodiless) == octets
+
+
+def test_a_stream_is_chunked_and_ends_with_its_last_chunk():
+    """RFC 9112 §7.1: the head once, each piece a chunk, then the chunk of size zero."""
+    writer = ResponseWriter("HTTP/1.1")
+    assert not writer.streaming
+    head, _, chunk = writer.first_piece("A: b\r\n", KEEP_ALIVE).partition(b"\r\n\r\n")
+    assert writer.streaming and chunk == b"3\r\n:\n\n\r\n"
+    assert head.split(b"\r\n") == [
+        b"HTTP/1.1 200 OK", b"A: b", b"Content-Type: text/event-stream", b"Cache-Control: no-cache",
+        b"X-Accel-Buffering: no", b"Transfer-Encoding: chunked"]
+    assert writer.piece(b"x") == b"1\r\nx\r\n"
+    assert writer.piece(b"y", last=True) == b"1\r\ny\r\n0\r\n\r\n"
+
+
+def test_for_http_1_0_a_stream_is_plain_and_ends_with_the_connection():
+    """RFC 9112 §6.1: MUST NOT send Transfer-Encoding to HTTP/1.0."""
+    writer = ResponseWriter("HTTP/1.0")
+    first = writer.first_piece("", b"x")
+    assert first.endswith(b"\r\n\r\nx") and b"Transfer-Encoding" not in first
+    assert writer.piece(b"y", last=True) == b"y"
+
+
+def test_what_is_shown_of_a_stream_has_no_chunk_sizes():
+    """Choice: a learner watches events, not the carrier's arithmetic."""
+    writer = ResponseWriter("HTTP/1.1")
+    shown = without_chunk_sizes(writer.first_piece("", b"data: 1\n\n") + writer.piece(b"data: 2\n\n", last=True))
+    assert "data: 1" in shown and "data: 2" in shown and "9\r\n" not in shown

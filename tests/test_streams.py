@@ -313,11 +313,10 @@ def test_a_stream_that_is_busy_needs_no_comments(stage: Stage, monkeypatch: pyte
 
     def script(request: Request) -> None:
         for step in range(20):
-            endpoint: Any = request.channel
-            endpoint.last_write -= PATIENCE - 1  # as if so much time had passed
+            request.exchange.quiet_since -= PATIENCE - 1  # as if so much time had passed
             request.sleep(0.001)
             request.progress(step)
-            due.append(request.channel.comment_due())
+            due.append(request.exchange.comment_due())
 
     assert KEEP_ALIVE not in stage.play(script, progressToken="t").body
     assert len(due) == 20 and min(due) > PATIENCE / 2

@@ -233,7 +233,7 @@ def serving(server: Any) -> Iterator[int]:
 def over_http(job: Job, endpoint: type[Endpoint] = Endpoint) -> Row:
     """Revision 2026-07-28: each request stands alone, and its stream is all that ties a client to it."""
     server = HttpServer(job_server(job.plan, job.note))
-    server.endpoint = endpoint
+    server.RequestHandlerClass = endpoint
 
     def call(message_id: int) -> Exchange:
         return Exchange(port, "POST", headers_for(call_of(message_id)), call_of(message_id))
