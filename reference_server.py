@@ -42,6 +42,7 @@ import contextlib
 import datetime
 import errno
 import functools
+import glob
 import hashlib
 import hmac
 import itertools
@@ -90,11 +91,15 @@ REASONS = {status.value: status.phrase for status in HTTPStatus}
 
 MAX_MESSAGE = 1 << 20  # octets of one message, over HTTP and stdio
 MAX_QUEUED = 1000  # notifications that a subscription may be behind before it is dropped
+MAX_NAMED = 1000  # resources and tasks that a subscription may name
+MAX_CHANGES = 10_000  # changes that the feed holds, for instances that come late to it
 MAX_TASKS = 100  # unfinished tasks of one user
+MAX_KEPT, MAX_KEPT_OCTETS = 1000, 16 << 20  # handles of one user; and tasks, those included that have ended
+MAX_DEATHS = 3  # of the processes that ran a task, one after the other, before it has failed
 STATE_SECONDS = 600  # how long a requestState may travel
 HANDLE_SECONDS = 86_400  # how long a cart or hold that nobody touches is kept
-LEASE_SECONDS = 2.0  # how long a task may go without a sign of life of its worker
-KEEPER_SECONDS = 0.2  # how often leases are renewed and other instances' changes are looked for
+WRITE_SECONDS = 5.0  # how long a write waits for others, of this process and of others
+KEEPER_SECONDS = 0.2  # how often the dead, the expired and other instances' changes are looked for
 
 
 class Rejection(Exception):
@@ -164,6 +169,53 @@ class Channel:
 
     def unwatch(self, request: Request) -> None:
         """The request is over."""
+
+    # seam: what the exchange does without a thread, done by a queue and the thread of the connection
+
+    @functools.cached_property
+    def pushed(self) -> queue.SimpleQueue[bytes | Callable[[], None] | None]:
+        """What has been pushed and not been sent."""
+        return queue.SimpleQueue()
+
+    def push(self, text: bytes) -> bool:
+        """One message ahead of the end; never waits. False: the client is gone, or MAX_QUEUED messages wait."""
+        if room := self.pushed.qsize() < MAX_QUEUED:
+            self.pushed.put(text)
+        return room
+
+    def push_comment(self) -> None:
+        """A comment on a quiet stream."""
+        self.last_write = time.monotonic()
+        self.pushed.put(self.keep_alive_now)
+
+    def keep_alive_now(self) -> None:
+        """A comment, which is due."""
+        self.last_write = -math.inf
+        self.keep_alive()
+
+    def finish(self, *result: bytes | None) -> None:
+        """The end: the result if it can be sent, the cut stream otherwise."""
+        self.pushed.put(b"end" + (result[0] or b""))
+
+    def pass_on(self, request: Request, subscriptions: Subscriptions) -> Json:
+        """The connection's thread, until `finish` or until the client has gone."""
+        subscriptions.passing.add(self)
+        pushed, gone, request.wake = self.pushed, request.cancelled, lambda: pushed.put(None)
+        try:
+            while True:
+                item = pushed.get()
+                if gone.is_set():
+                    raise Cancelled(request.reason)
+                if callable(item):
+                    request.write(item)
+                elif item and item.startswith(b"end"):
+                    return dict(json.loads(item[3:])["result"])
+                elif item:
+                    request.emit(json.loads(item))
+        finally:
+            subscriptions.forget(self)
+            del self.pushed
+            subscriptions.passing.discard(self)
 
 
 class Head(NamedTuple):
@@ -433,8 +485,10 @@ class Endpoint(BaseHTTPRequestHandler, Channel):
         """The socket may now carry the next request."""
         self.server.watcher.forget(self.connection)
 
-    def finish(self) -> None:
+    def finish(self, *result: bytes | None) -> None:
         """Lets the client read the last answer before the close, which over unread octets would be a reset."""
+        if result:  # seam: the standard library calls its end of the connection so, too
+            return Channel.finish(self, *result)
         if self.gone:
             return
         with contextlib.suppress(OSError, Cancelled):
@@ -766,7 +820,7 @@ class Request:
         self.reason: str | None = None  # why it was cancelled
         self.wake: Callable[[], None] | None = None  # wakes the method's thread where it waits for something else
         self.reported: float | None = None  # the highest progress so far
-        self.responses: Json = {}  # the checked inputResponses of a retried request
+        self.responses: Json = {}  # the inputResponses of a retried request; in a task, all answers so far
         self.state: Any = None  # what `input_required(state=…)` sealed in the round before
 
     @functools.cached_property
@@ -790,7 +844,7 @@ class Request:
 
     @property
     def done(self) -> float:
-        """The progress reported so far; a task that was taken up again starts where it stopped."""
+        """The progress reported so far; in a task, by the runs before this one too: go on after it."""
         return self.reported or 0
 
     def emit(self, message: Json) -> None:
@@ -867,9 +921,11 @@ class Request:
     def as_task(self, required: bool = False, ttl_ms: int = 3_600_000) -> None:
         """From here on the work outlives the connection.
 
-        For a client that declared the tasks extension this does not return: its answer is a task handle, and a task
-        worker runs the tool's function again from the top, where this call does nothing. Other clients wait for the
-        result as before, or get -32021 when the tool cannot do without (`required`).
+        For a client that declared the tasks extension this does not return: its answer is a task handle, and the tool's
+        function runs again from the top, in a task, where this call does nothing. It runs from the top once more
+        whenever there is something to do: a question has been answered, or the process has died. So what it does
+        before its first step should be cheap, and each step should be done only if `done` says that it is not yet.
+        Other clients wait for the result as before, or get -32021 when the tool cannot do without (`required`).
         """
         # spec: Tasks Extension › Capability Negotiation: MUST NOT return CreateTaskResult to a client without it
         if self.declares(NEEDS_TASKS):
@@ -878,7 +934,11 @@ class Request:
             self.require(NEEDS_TASKS)
 
     def ask(self, requests: Json) -> Json:
-        """In a task: waits for the answers to these input requests; they are in `responses` too."""
+        """In a task: the answers to these input requests, which are in `responses` too.
+
+        While one is missing this does not return, and nobody waits: the function unwinds, the client is asked, and the
+        function runs again from the top, up to here and on. A key names one question for the life of the task.
+        """
         raise RuntimeError("only a task can ask while it runs; return input_required(…) instead")
 
     def can_ask(self) -> bool:
@@ -1058,7 +1118,7 @@ class Server:
         self.subscriptions, self.tasks = Subscriptions(self), Tasks(self)
         self.stopped = threading.Event()
         self.keeper = threading.Thread(target=self.keep, name="keeper", daemon=True)
-        self.methods: dict[str, Callable[[Request], Json]] = {
+        self.methods: dict[str, Callable[[Request], Json | None]] = {  # None: the answer comes later, by `finish`
             "server/discover": self.discover, "tools/list": self.list_tools, "tools/call": self.call_tool,
             "resources/list": self.list_resources, "resources/templates/list": self.list_templates,
             "resources/read": self.read_resource, "prompts/list": self.list_prompts, "prompts/get": self.get_prompt,
@@ -1112,52 +1172,66 @@ class Server:
 
     def list_changed(self, kind: str) -> None:
         """Tells subscribers that the list of tools, prompts or resources has changed."""
-        self.subscriptions.publish(kind)
+        self.store.tell(kind)
 
     def resource_updated(self, uri: str) -> None:
         """Tells the subscribers of this resource that it has changed."""
-        self.subscriptions.publish("resource", uri)
+        self.store.tell("resource", uri)
 
     def set_listed(self, name: str, listed: bool) -> None:
         """Lists or unlists a tool that was registered with `listed=False`, on every instance."""
-        self.store.execute("UPDATE settings SET value = ? WHERE name = ?", "yes" if listed else "no", f"listed {name}")
-        self.list_changed("tools")
+        with self.store.transaction():
+            self.store.execute("UPDATE settings SET value = ? WHERE name = ?", "yes" if listed else "no",
+                               f"listed {name}")
+            self.list_changed("tools")
 
     def is_listed(self, tool: Tool) -> bool:
         """Whether clients can see and call the tool at this moment."""
         question = "SELECT 1 FROM settings WHERE name = ? AND value = 'yes'"
-        return not tool.switchable or self.store.execute(question, f"listed {tool.definition['name']}") != []
+        return not tool.switchable or self.store.read(question, f"listed {tool.definition['name']}") != []
 
     # its life
 
     def start(self) -> None:
-        """Begins the housekeeping, and takes up the tasks that a dead instance has left."""
+        """Begins the housekeeping."""
         if not self.compares_headers:
             log("WARNING: this server does not compare the headers with the body: anyone can walk past a gateway")
-        with state_trouble_logged():
-            self.tasks.adopt_all()
+        self.store.committed.set()
         self.keeper.start()
 
     def keep(self) -> None:
-        """The keeper's loop; `stopped` wakes it. Trouble with the state is logged when it begins."""
-        trouble = False
-        while not self.stopped.wait(KEEPER_SECONDS):
-            try:
-                self.tasks.renew()
-                self.subscriptions.deliver_others()
-                self.store.purge()
-                trouble = False
-            except sqlite3.Error as problem:
-                if not trouble:
-                    log(f"the state cannot be used: {problem}")
-                trouble = True
+        """The keeper's loop, which a commit wakes. It survives whatever happens, and says so when that begins."""
+        said: set[str] = set()
+        again, next_sweep = True, 0.0
+        while not self.stopped.is_set():
+            due = min(next_sweep, self.subscriptions.next_comment) - time.monotonic()
+            woken = self.store.committed.wait(max(0.001, due))
+            self.store.committed.clear()  # before the rows are read: what comes after it wakes again
+            feed = [self.subscriptions.deliver, self.tasks.take_up]
+            duties = [*(feed if woken or again or self.store.has_changed() else ()), self.subscriptions.comment]
+            if sweep := time.monotonic() >= next_sweep:
+                duties += [self.tasks.give_up_dead, self.tasks.expire, self.store.purge]
+                next_sweep = time.monotonic() + KEEPER_SECONDS
+            again = False
+            for duty in duties:
+                try:
+                    duty()
+                except StoreBusy:
+                    again = True
+                except BaseException as problem:
+                    again = True
+                    if repr(problem) not in said:
+                        said.add(repr(problem))
+                        rejection_for(problem)  # logs it
+            if sweep and not again:
+                said.clear()
 
     def stop(self) -> None:
         """Ends the housekeeping and leaves running tasks to other instances."""
         self.stopped.set()
-        with state_trouble_logged():
-            self.tasks.release()
-        self.keeper.join()
+        self.store.committed.set()
+        self.tasks.release()
+        self.keeper.join(0.5)
 
     # one request
 
@@ -1166,7 +1240,10 @@ class Server:
         request = None
         try:
             request = self.open_request(message, channel, user, fields)  # 11 to 17
-            result = self.complete_result(request, self.methods[request.method](request))  # 18
+            result = self.methods[request.method](request)  # 18
+            if result is None:
+                result = channel.pass_on(request, self.subscriptions)  # seam
+            result = self.complete_result(request, result)
             answer = Answer(200, sse.encode_json({"jsonrpc": "2.0", "id": request.id, "result": result}))
             if request.reason:
                 raise Cancelled(request.reason)
@@ -1365,12 +1442,12 @@ NEEDS_TASKS: Json = {"extensions": {TASKS: {}}}
 
 
 @contextlib.contextmanager
-def state_trouble_logged() -> Iterator[None]:
+def state_trouble_logged(what: str) -> Iterator[None]:
     """For what can wait until the state can be used again."""
     try:
         yield
-    except sqlite3.Error as problem:
-        log(f"the state cannot be used: {problem}")
+    except StoreTrouble as problem:
+        log(f"{what}: {problem}")
 
 
 def register_in(table: dict[Any, Any], key: Any, *entry: Json) -> Callable[[Function], Function]:
@@ -1395,7 +1472,7 @@ def rejection_for(problem: BaseException) -> Rejection:
     if isinstance(problem, HeaderMismatch):
         # spec: Streamable HTTP › Server Validation: MUST return 400 with HeaderMismatch
         return Rejection(HEADER_MISMATCH, f"Header mismatch: {problem}")
-    if isinstance(problem, sqlite3.Error):
+    if isinstance(problem, StoreTrouble):
         log(f"the state cannot be used: {problem}")
         return Rejection(INTERNAL_ERROR, "The server cannot reach its state at the moment")
     traceback.print_exception(problem)
@@ -1517,242 +1594,487 @@ class RateLimit:
 
 FILTERS = {"tools": "toolsListChanged", "prompts": "promptsListChanged", "resources": "resourcesListChanged",
            "resource": "resourceSubscriptions", "task": "taskIds"}
+SUBSCRIPTION_ID = META + "subscriptionId"
+HERE = "<id>"  # stands for the subscription's id while a message for many of them is encoded
 
 
-class Subscription(NamedTuple):
-    """One open subscriptions/listen: what was agreed, and the queue from publishers to its own thread."""
+class Subscription:
+    """One open subscriptions/listen: its id as JSON, what it is about as keys of the feed, the way to its client."""
 
-    request: Request
-    agreed: Json
-    queue: queue.SimpleQueue[Json | None]  # None: look whether to go on
+    __slots__ = ("exchange", "id", "keys")
+
+    def __init__(self, request: Request, agreed: Json) -> None:
+        self.exchange, self.id = request.channel, sse.encode_json(request.id)
+        subjects = {topic: agreed.get(name, ()) for topic, name in FILTERS.items()}
+        self.keys = [(topic, one) for topic, named in subjects.items() for one in ([""] if named is True else named)]
+
+    def send(self, pieces: list[bytes]) -> bool:
+        """Never waits; False when the client is gone, or too far behind."""
+        return self.exchange.push(self.id.join(pieces))
 
 
 class Subscriptions:
-    """The open subscriptions, and the feed of changes from the other instances on the same state file.
+    """The open subscriptions, none of which has a thread, and the feed of changes that the keeper delivers to them.
 
-    `lock` guards `open`; listening threads add and remove, publishers and the keeper read.
+    `lock` guards `open` and `table`; who listens, who hangs up and the keeper take it, none of them for long.
     """
 
     def __init__(self, server: Server) -> None:
         self.server, self.store = server, server.store
         self.lock = threading.Lock()
-        self.open: list[Subscription] = []
-        self.ending = False
-        self.seen = self.store.execute("SELECT coalesce(max(number), 0) AS seen FROM changes")[0]["seen"]
+        self.open: dict[Channel, Subscription] = {}
+        self.table: dict[tuple[str, str], dict[Channel, Subscription]] = {}  # what a change is about -> who hears it
+        self.seen: int = self.store.read("SELECT coalesce(max(number), 0) FROM changes")[0][0]  # the keeper's
+        self.ending, self.ended = False, threading.Event()
+        self.next_comment = math.inf  # when the keeper looks for streams that have been quiet too long
+        self.passing: set[Channel] = set()  # seam: those whose thread has not ended
 
-    def listen(self, request: Request) -> Json:
-        """subscriptions/listen: acknowledges, then passes on what was agreed until somebody ends it."""
-        subscription = Subscription(request, self.agree(request), queue.SimpleQueue())
-        request.wake = lambda: subscription.queue.put(None)
-        with self.lock:
-            self.open.append(subscription)  # before the acknowledgement, or a change right after it would be lost
-        try:
+    def listen(self, request: Request) -> None:
+        """subscriptions/listen: acknowledged and entered into the table; the answer comes when somebody ends it."""
+        agreed = self.agree(request)
+        subscription, exchange = Subscription(request, agreed), request.channel
+        with self.lock:  # the keeper looks into the table under it: nothing comes before this, no change is missed
             # spec: Subscriptions › Acknowledgment: MUST send acknowledged as the first message
-            self.send(request, "notifications/subscriptions/acknowledged", {"notifications": subscription.agreed})
-            self.pass_on(subscription)
-        finally:
-            with self.lock:
-                self.open.remove(subscription)
-        # spec: Subscriptions › Graceful Closure: SHOULD respond with an empty result before closing the stream
-        return {"_meta": {META + "subscriptionId": request.id}}
+            if subscription.send(notification("subscriptions/acknowledged", {"notifications": agreed})):
+                self.open[exchange] = subscription
+                for key in subscription.keys:
+                    self.table.setdefault(key, {})[exchange] = subscription
+            self.next_comment = min(self.next_comment, time.monotonic() + exchange.comment_due())
+        if self.ending:
+            self.finish(subscription)
 
     def agree(self, request: Request) -> Json:
         """The part of the filter that this server serves to this user."""
         wanted = request.params["notifications"]
-        if wanted.get("taskIds"):
+        uris, tasks = wanted.get("resourceSubscriptions", ()), wanted.get("taskIds", ())
+        if len(uris) + len(tasks) > MAX_NAMED:
+            raise Rejection(INVALID_PARAMS, f"A subscription may name at most {MAX_NAMED} resources and tasks; open"
+                            " another one for the rest", rule="choice: what one request costs is bounded")
+        if tasks:
             request.require(NEEDS_TASKS)
         offered = {"toolsListChanged": self.server.tools, "promptsListChanged": self.server.prompts,
                    "resourcesListChanged": self.server.resources}
         agreed: Json = {name: True for name, table in offered.items() if wanted.get(name) and table}
-        if uris := [uri for uri in wanted.get("resourceSubscriptions", ()) if self.server.find_resource(uri)]:
-            agreed["resourceSubscriptions"] = uris
-        if tasks := [one for one in wanted.get("taskIds", ()) if self.server.tasks.find(one, request.user)]:
-            agreed["taskIds"] = tasks
-        return agreed
+        known = "SELECT id FROM tasks WHERE id IN (SELECT value FROM json_each(?)) AND user = ?"
+        mine = {row["id"] for row in self.store.read(known, json.dumps(tasks), request.user)} if tasks else set()
+        named = {"resourceSubscriptions": [one for one in dict.fromkeys(uris) if self.server.find_resource(one)],
+                 "taskIds": [one for one in dict.fromkeys(tasks) if one in mine]}
+        return agreed | {name: subjects for name, subjects in named.items() if subjects}
 
-    def pass_on(self, subscription: Subscription) -> None:
-        """The listening thread's loop. A queued message, a cancellation, the end or a due comment wakes it."""
-        request = subscription.request
-        while not self.ending or subscription.queue.qsize():
-            try:
-                message = subscription.queue.get(timeout=min(request.channel.comment_due(), 3600))
-            except queue.Empty:
-                request.write(request.channel.keep_alive)
-                continue
-            if request.cancelled.is_set():
-                raise Cancelled(request.reason)
-            if message:
-                self.send(request, message["method"], message["params"])
-
-    def send(self, request: Request, method: str, params: Json) -> None:
-        # spec: Subscriptions › Receiving Notifications: all carry the id of the listen request in _meta
-        request.emit({"method": method, "params": {"_meta": {META + "subscriptionId": request.id}} | params})
-
-    def publish(self, topic: str, subject: str = "") -> None:
-        """Tells this instance's subscribers now, and the other instances' at their next look."""
-        self.store.execute("INSERT INTO changes (origin, topic, subject, at) VALUES (?, ?, ?, ?)",
-                           self.store.instance, topic, subject, time.time())
-        self.deliver(topic, subject)
-
-    def deliver(self, topic: str, subject: str) -> None:
-        """Puts a change into the queue of each subscription that agreed to it; drops one that is too far behind."""
+    def forget(self, exchange: Channel) -> bool:
+        """Out of the table, because its client has gone or it ends; whether it was there."""
         with self.lock:
-            concerned = [one for one in self.open if (agreed := one.agreed.get(FILTERS[topic]))
-                         and (agreed is True or subject in agreed)]
-        message = self.message(topic, subject) if concerned else None
-        for subscription in concerned:
-            if subscription.queue.qsize() < MAX_QUEUED:
-                subscription.queue.put(message)
-            else:
-                subscription.request.cancel("reads too slowly")
+            subscription = self.open.pop(exchange, None)
+            for key in subscription.keys if subscription else ():
+                del self.table[key][exchange]
+                if not self.table[key]:
+                    del self.table[key]
+        return subscription is not None
 
-    def message(self, topic: str, subject: str) -> Json | None:
-        """The notification of a change; None for a task that has expired."""
-        if topic == "task":
-            row = self.server.tasks.find(subject)
-            return {"method": "notifications/tasks", "params": task_view(row)} if row else None
-        if topic == "resource":
-            return {"method": "notifications/resources/updated", "params": {"uri": subject}}
-        return {"method": f"notifications/{topic}/list_changed", "params": {}}
-
-    def deliver_others(self) -> None:
-        """The keeper: passes on what other instances have published."""
-        for change in self.store.execute("SELECT * FROM changes WHERE number > ? ORDER BY number", self.seen):
-            self.seen = change["number"]
-            if change["origin"] != self.store.instance:
-                self.deliver(change["topic"], change["subject"])
+    def finish(self, subscription: Subscription) -> None:
+        """Ends it from this server's side."""
+        if self.forget(subscription.exchange):
+            # spec: Subscriptions › Graceful Closure: SHOULD respond with an empty result before closing the stream
+            result = {"resultType": "complete", "_meta": {SUBSCRIPTION_ID: HERE, META + "serverInfo": self.server.info}}
+            subscription.exchange.finish(subscription.id.join(pieces({"id": HERE, "result": result}, 2)))
 
     def end(self, deadline: float) -> None:
-        """At shutdown: every subscription sends what is queued, then its result, before the deadline."""
+        """At shutdown: has the keeper tell what there is to tell and end all of them; until the deadline."""
         self.ending = True
-        with self.lock:
-            for subscription in self.open:
-                subscription.queue.put(None)
-        while self.open and time.monotonic() < deadline:
+        self.store.committed.set()
+        self.ended.wait(max(0.0, deadline - time.monotonic()))
+        while self.passing and time.monotonic() < deadline:  # seam
             self.server.stopped.wait(0.005)
 
+    # on the keeper's thread
 
-# -------------------------------------------------------------------- the store: a handle is a row, a lease a column
+    def deliver(self) -> None:
+        """Passes on what the feed has brought, in its order; nobody who may have missed something is left in doubt."""
+        news = self.store.read("SELECT * FROM changes WHERE number > ? ORDER BY number", self.seen)
+        if news:
+            hole = news[0]["number"] > self.seen + 1  # purged before this instance came to it
+            # one notification a subject: it tells how things stand, and they stand as they did a moment ago
+            changes = {(row["topic"], row["subject"]): row["detail"] for row in news}
+            self.server.tasks.stop_lost(None if hole else [subject for topic, subject in changes if topic == "task"])
+            if hole:
+                log("changes were forgotten before they could be told: all subscriptions end")
+                self.finish_all()
+            else:
+                self.tell_all(changes)
+            self.seen = news[-1]["number"]
+        if self.ending:
+            self.finish_all()
+            self.ended.set()
 
+    def tell_all(self, changes: dict[tuple[str, str], str | None]) -> None:
+        """One notification for each change that somebody listens for, encoded once."""
+        for (topic, subject), detail in changes.items():
+            with self.lock:
+                concerned = list(self.table.get((topic, subject), {}).values())
+            if topic not in FILTERS:
+                log(f"the feed has a change of an unknown kind: {topic}")
+            elif concerned and (message := self.message(topic, subject, detail)):
+                for subscription in concerned:
+                    if not subscription.send(message):
+                        log(f"a subscription is {MAX_QUEUED} messages behind, or its client is gone: it ends")
+                        self.finish(subscription)
+
+    def message(self, topic: str, subject: str, detail: str | None) -> list[bytes] | None:
+        """The notification of a change; None for a task that is not there any more."""
+        if topic == "task":
+            rows = self.store.read("SELECT * FROM tasks WHERE id = ?", subject)
+            view = json.loads(detail) if detail else task_view(rows[0]) if rows else None
+            return notification("tasks", view) if view else None
+        return notification("resources/updated", {"uri": subject}) if topic == "resource" else notification(
+            f"{topic}/list_changed", {})
+
+    def finish_all(self) -> None:
+        """Ends what is open."""
+        with self.lock:
+            everyone = list(self.open.values())
+        for subscription in everyone:
+            self.finish(subscription)
+
+    def comment(self) -> None:
+        """Comments for the streams that have been quiet for the keep-alive interval, late by a fifteenth of it."""
+        if time.monotonic() >= self.next_comment:
+            with self.lock:
+                exchanges = list(self.open)
+            for exchange in exchanges:
+                if not exchange.comment_due():
+                    exchange.push_comment()
+            due = [one for exchange in exchanges if (one := exchange.comment_due()) < math.inf]
+            self.next_comment = time.monotonic() + max(min(due), max(due) / 15) if due else math.inf
+
+
+def notification(name: str, params: Json) -> list[bytes]:
+    """A notification for many subscriptions, in two pieces: their id goes between."""
+    # spec: Subscriptions › Receiving Notifications: all carry the id of the listen request in _meta
+    return pieces({"method": f"notifications/{name}", "params": {"_meta": {SUBSCRIPTION_ID: HERE}} | params})
+
+
+def pieces(message: Json, places: int = 1) -> list[bytes]:
+    """A message in JSON, cut where the id of a subscription goes."""
+    return sse.encode_json({"jsonrpc": "2.0"} | message).split(sse.encode_json(HERE), places)
+
+
+# ------------------------------------------------------------------------- the store: a handle is a row, life a lock
+
+SCHEMA_VERSION, APPLICATION_ID = 1, 0x4D435028
 SCHEMA = (
-    "CREATE TABLE IF NOT EXISTS settings (name TEXT PRIMARY KEY, value TEXT)",
-    "CREATE TABLE IF NOT EXISTS handles (id TEXT PRIMARY KEY, kind TEXT, user TEXT, value TEXT, used REAL)",
-    "CREATE TABLE IF NOT EXISTS changes (number INTEGER PRIMARY KEY AUTOINCREMENT, origin TEXT, topic TEXT,"
-    " subject TEXT, at REAL)",
-    "CREATE TABLE IF NOT EXISTS tasks (id TEXT PRIMARY KEY, user TEXT, request TEXT, status TEXT, message TEXT,"
-    " created REAL, updated REAL, ttl_ms INTEGER, done REAL, asked TEXT DEFAULT '{}', answers TEXT DEFAULT '{}',"
-    " outcome TEXT, owner TEXT, lease REAL)",
+    "CREATE TABLE settings (name TEXT PRIMARY KEY, value TEXT)",
+    "CREATE TABLE changes (number INTEGER PRIMARY KEY, topic TEXT, subject TEXT, detail TEXT)",
+    "CREATE TABLE handles (id TEXT PRIMARY KEY, kind TEXT, user TEXT, used REAL, value TEXT,"
+    " size INTEGER AS (length(CAST(value AS BLOB))))",
+    "CREATE INDEX handles_of ON handles (user, size)",
+    "CREATE INDEX handles_used ON handles (used)",
+    "CREATE TABLE tasks (id TEXT PRIMARY KEY, user TEXT, tool TEXT, status TEXT DEFAULT 'working', message TEXT,"
+    " created REAL, updated REAL, ttl_ms INTEGER, done REAL, owner TEXT, run INTEGER DEFAULT 1,"
+    " deaths INTEGER DEFAULT 0, asked TEXT DEFAULT '{}', answers TEXT DEFAULT '{}', outcome TEXT, request TEXT,"
+    " expires REAL AS (created + ttl_ms / 1000.0), size INTEGER AS (length(CAST(request AS BLOB))"
+    " + length(CAST(answers AS BLOB)) + coalesce(length(CAST(outcome AS BLOB)), 0)))",
+    "CREATE INDEX tasks_of ON tasks (user, status, size)",
+    "CREATE INDEX tasks_expire ON tasks (expires)",
+    "CREATE INDEX tasks_working ON tasks (owner, tool, deaths) WHERE status = 'working'",
 )
-APPLICATION_ID = 0x4D435028
+LOCKS: set[int] = set()  # the descriptors of the locks that this process lives by
+
+
+class StoreTrouble(Exception):
+    """The state cannot be used. An exception of its own: a sqlite3.Error is the tool's that raises it."""
+
+
+class StoreBusy(StoreTrouble):
+    """Somebody else is writing, for longer than one could wait."""
 
 
 class Store:
     """What outlives a request, in SQLite: in memory, or in a file that several instances share.
 
-    `lock` guards the connection, which every thread uses. An instance waits at most 5 s for another's write.
+    `lock` guards the connection that writes; each other process's writes, too, are waited for, 5 s in all. Reading has
+    a connection and a lock of its own, and waits for nobody's write. In memory there is one of each for both.
     """
 
     def __init__(self, path: str = ":memory:") -> None:
-        self.instance = secrets.token_hex(8)
-        self.lock = threading.RLock()
-        self.db = sqlite3.connect(path, timeout=5, isolation_level=None, check_same_thread=False)
-        self.db.row_factory = sqlite3.Row
+        self.instance, self.shared = secrets.token_hex(8), path != ":memory:"
+        self.path = os.path.realpath(path) if self.shared else path
+        self.lock, self.life = threading.RLock(), -1
+        self.committed, self.closing = threading.Event(), threading.Event()  # the first wakes the keeper
+        with contextlib.suppress(OSError):  # SQLite gives the files beside it the same mode
+            if self.shared:
+                os.close(os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
+                os.chmod(self.path, 0o600)
+        self.reader = self.db = self.connect(0)
+        self.reading: contextlib.AbstractContextManager[Any] = self.lock
         try:
             self.prepare()
-        except sqlite3.Error:
-            self.db.close()
+            if self.shared:
+                self.reader, self.reading = self.connect(1), threading.Lock()
+            self.version = self.read("PRAGMA data_version")[0][0]
+            self.file = os.stat(self.path) if self.shared else None
+            self.secret = bytes.fromhex(self.read("SELECT value FROM settings WHERE name = 'secret'")[0]["value"])
+        except BaseException:
+            self.close()
             raise
-        self.secret = bytes.fromhex(self.execute("SELECT value FROM settings WHERE name = 'secret'")[0]["value"])
+
+    def connect(self, timeout: float) -> sqlite3.Connection:
+        """A connection for any thread. Readers wait only while somebody mends what a killed process has left."""
+        try:
+            db = sqlite3.connect(self.path, timeout, isolation_level=None, check_same_thread=False)
+        except sqlite3.Error as problem:
+            raise StoreTrouble(str(problem)) from problem
+        db.row_factory = sqlite3.Row
+        return db
 
     def prepare(self) -> None:
-        """Makes the tables in a new file; sqlite3.Error for a file that cannot be used or is not ours."""
+        """Makes the tables in a new file; StoreTrouble for a file that cannot be used or is not ours."""
         with self.transaction():
-            tables = self.execute("SELECT count(*) AS count FROM sqlite_master")[0]["count"]
-            if tables and self.execute("PRAGMA application_id")[0][0] != APPLICATION_ID:
-                raise sqlite3.DatabaseError("it belongs to another program")
-            for statement in SCHEMA:
-                self.execute(statement)
-            self.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+            if self.execute("SELECT count(*) FROM sqlite_master")[0][0]:
+                if self.execute("PRAGMA application_id")[0][0] != APPLICATION_ID:
+                    raise StoreTrouble("it belongs to another program")
+                if (version := self.execute("PRAGMA user_version")[0][0]) != SCHEMA_VERSION:
+                    raise StoreTrouble(f"it was made by another version of this server (its format is {version}, here"
+                                       f" it is {SCHEMA_VERSION}); take a new file")
+            else:
+                for statement in (*SCHEMA, f"PRAGMA application_id = {APPLICATION_ID}",
+                                  f"PRAGMA user_version = {SCHEMA_VERSION}"):
+                    self.execute(statement)
             self.execute("INSERT OR IGNORE INTO settings VALUES ('secret', ?)", secrets.token_hex(32))
-        for _ in range(500):  # this one statement does not wait for other instances by itself
-            with contextlib.suppress(sqlite3.OperationalError):
-                self.execute("PRAGMA journal_mode = WAL")
-                break
-            time.sleep(0.01)
+            if self.shared:
+                self.begin_life()
+        self.patiently("PRAGMA journal_mode = WAL", time.monotonic() + WRITE_SECONDS)
 
-    @contextlib.contextmanager
-    def transaction(self) -> Iterator[None]:
-        """Several statements that take effect together or not at all."""
-        with self.lock:
-            self.db.execute("BEGIN IMMEDIATE")
-            try:
-                yield
-                self.db.execute("COMMIT")
-            finally:
-                if self.db.in_transaction:
-                    self.db.execute("ROLLBACK")
-
-    def execute(self, statement: str, *values: Any) -> list[sqlite3.Row]:
-        """One statement, committed when this returns; its rows."""
+    def run(self, db: sqlite3.Connection, statement: str, *values: Any) -> list[sqlite3.Row]:
+        """One statement on a connection whose lock is held; trouble as an exception of the store's own."""
         # SQLite's text is UTF-8, which has no lone surrogates: they are kept, and looked for, as their escapes.
         stored = [one.encode("utf-8", "backslashreplace").decode() if isinstance(one, str) else one for one in values]
-        with self.lock:
-            return self.db.execute(statement, stored).fetchall()
+        try:
+            return db.execute(statement, stored).fetchall()
+        except sqlite3.Error as problem:
+            if isinstance(problem, sqlite3.ProgrammingError) and not self.closing.is_set():
+                raise  # the caller's fault: a value of a type that cannot be kept
+            busy = getattr(problem, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_BUSY
+            raise (StoreBusy if busy else StoreTrouble)(str(problem)) from problem
+
+    def patiently(self, statement: str, deadline: float) -> None:
+        """A statement that other processes' writes hold up; in short slices, so that the end holds up nobody."""
+        while True:
+            try:
+                self.run(self.db, statement)
+                return
+            except StoreBusy:
+                if time.monotonic() >= deadline or self.closing.wait(0.005):
+                    raise
+
+    @contextlib.contextmanager
+    def transaction(self, patience: float | None = None) -> Iterator[None]:
+        """Several statements that take effect together or not at all; inside another one, a part of that."""
+        deadline = time.monotonic() + (patience := WRITE_SECONDS if patience is None else patience)
+        if not self.lock.acquire(timeout=patience):
+            raise StoreBusy("database is locked")
+        try:
+            if self.db.in_transaction:
+                yield
+                return
+            before = self.db.total_changes
+            self.patiently("BEGIN IMMEDIATE", deadline)
+            try:
+                yield
+                self.patiently("COMMIT", deadline)
+            finally:
+                if self.db.in_transaction:
+                    self.run(self.db, "ROLLBACK")
+            if self.db.total_changes != before:
+                self.committed.set()
+        finally:
+            self.lock.release()
+
+    def execute(self, statement: str, *values: Any) -> list[sqlite3.Row]:
+        """One statement that writes, or reads what is about to be written; its rows."""
+        with self.transaction():
+            return self.run(self.db, statement, *values)
+
+    def read(self, statement: str, *values: Any) -> list[sqlite3.Row]:
+        """The rows of one SELECT; waits for nobody's write."""
+        with self.reading:
+            return self.run(self.reader, statement, *values)
+
+    def tell(self, topic: str, subject: str = "", detail: str | None = None) -> None:
+        """A change that subscribers must hear, for the feed; to be called in the transaction that makes it true."""
+        with self.transaction():
+            number = self.execute("INSERT INTO changes (topic, subject, detail) VALUES (?, ?, ?) RETURNING number",
+                                  topic, subject, detail)[0]["number"]
+            self.execute("DELETE FROM changes WHERE number <= ?", number - MAX_CHANGES)
+
+    # handles
 
     def new_handle(self, kind: str, user: str, value: Any) -> str:
-        """Keeps a value under a new name that nobody can guess, for this user alone."""
+        """Keeps a value under a new name that nobody can guess, for this user alone. ToolError: it is too much."""
         handle = f"{kind}_{secrets.token_urlsafe(16)}"
-        self.execute("INSERT INTO handles VALUES (?, ?, ?, ?, ?)", handle, kind, user, json.dumps(value), time.time())
+        with self.transaction():
+            self.execute("INSERT INTO handles VALUES (?, ?, ?, ?, ?)", handle, kind, user, time.time(),
+                         json.dumps(value))
+            self.check_room("handles", user)
         return handle
 
     def append(self, kind: str, handle: str, user: str, item: Any) -> list[Any] | None:
         """Adds to the list behind a handle and returns it; None if this user has no such handle."""
-        rows = self.execute("UPDATE handles SET value = json_insert(value, '$[#]', json(?)), used = ? WHERE id = ? AND"
-                            " kind = ? AND user = ? RETURNING value", json.dumps(item), time.time(), handle, kind, user)
+        with self.transaction():
+            rows = self.execute("UPDATE handles SET value = json_insert(value, '$[#]', json(?)), used = ? WHERE id = ?"
+                                " AND kind = ? AND user = ? RETURNING value", json.dumps(item), time.time(), handle,
+                                kind, user)
+            self.check_room("handles", user)
         return json.loads(rows[0]["value"]) if rows else None
 
+    def check_room(self, table: str, user: str) -> None:
+        """ToolError, which undoes the transaction, when the user has more here than is kept for one."""
+        number, size = self.execute(f"SELECT count(*), coalesce(sum(size), 0) FROM {table} WHERE user = ?", user)[0]
+        if number > MAX_KEPT or size > MAX_KEPT_OCTETS:
+            raise ToolError(f"There is no room for this: at most {MAX_KEPT} {table}, of {MAX_KEPT_OCTETS >> 20} MiB in"
+                            " all, are kept for one user. Room comes with time, as old ones are forgotten.")
+
+    # life is a lock on a file of one's own, which the kernel lets go when the process dies. These files are made,
+    # locked, tried and removed in a write transaction only: a finder could take one that is not locked yet.
+
+    def lock_file(self, instance: str) -> str:
+        """Where an instance's lock is."""
+        return f"{self.path}-instance-{instance}"
+
+    def begin_life(self) -> None:
+        """Takes this instance's lock, and removes those that the dead have left."""
+        for path in glob.glob(glob.escape(self.lock_file("")) + "*"):
+            self.is_dead(path.removeprefix(self.lock_file("")))
+        try:
+            self.life = os.open(self.lock_file(self.instance), os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+        except OSError as problem:
+            raise StoreTrouble(f"no lock can be made beside it: {problem.strerror}") from problem
+        LOCKS.add(self.life)
+        if not try_lock(self.life):
+            raise StoreTrouble("files cannot be locked there")
+
+    def is_dead(self, instance: str) -> bool:
+        """Whether an instance's lock is free, or not there. It is removed then."""
+        try:
+            descriptor = os.open(self.lock_file(instance), os.O_RDWR)
+        except OSError as problem:
+            return isinstance(problem, FileNotFoundError)
+        dead = try_lock(descriptor)
+        os.close(descriptor)
+        with contextlib.suppress(OSError):
+            if dead:
+                os.remove(self.lock_file(instance))
+        return dead
+
     def close(self) -> None:
-        """After the last request."""
-        with self.lock:
+        """After the last request. Those who wait for others' writes give up; a thread that does not is left alone."""
+        self.closing.set()
+        if self.lock.acquire(timeout=1):
+            if self.life >= 0:
+                with contextlib.suppress(StoreTrouble, OSError), self.transaction(0):
+                    os.remove(self.lock_file(self.instance))
+                LOCKS.discard(self.life)
+                os.close(self.life)
+            with self.reading:
+                self.reader.close()
             self.db.close()
+            self.lock.release()
+
+    # on the keeper's thread
+
+    def has_changed(self) -> bool:
+        """Whether another process has committed since the last look."""
+        before = self.version
+        with contextlib.suppress(StoreTrouble):  # which whoever looks closer will meet
+            self.version = self.read("PRAGMA data_version")[0][0]
+            return bool(self.version != before)
+        return True
 
     def purge(self) -> None:
-        """The keeper: forgets what has not been used for a day, and changes that every instance has seen."""
-        self.execute("DELETE FROM handles WHERE used < ?", time.time() - HANDLE_SECONDS)
-        self.execute("DELETE FROM changes WHERE at < ?", time.time() - 60)
+        """Forgets handles that have not been used for a day, and says so when the file itself has gone."""
+        unused, long_ago = "SELECT id FROM handles WHERE used < ? LIMIT 1000", time.time() - HANDLE_SECONDS
+        if self.read(unused, long_ago):
+            with self.transaction(0):
+                self.execute(f"DELETE FROM handles WHERE id IN ({unused})", long_ago)
+        if self.file:
+            with contextlib.suppress(OSError):
+                if os.path.samestat(self.file, os.stat(self.path)):
+                    return
+            log(f"{self.path} has been deleted or replaced: what is kept from now on will be lost")
+            self.file = None
+
+
+def try_lock(descriptor: int) -> bool:
+    """Whether nobody holds the lock on this open file; it is held then, until this descriptor is closed."""
+    with contextlib.suppress(OSError):
+        if sys.platform == "win32":
+            import msvcrt
+
+            msvcrt.locking(descriptor, msvcrt.LK_NBLCK, 1)
+        else:
+            import fcntl
+
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return True
+    return False
+
+
+def close_locks() -> None:
+    """In a child process that goes on from here: a lock lives as long as anybody has it open."""
+    while LOCKS:
+        os.close(LOCKS.pop())
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=close_locks)
 
 
 # --------------------------------------------------------------------------------------------------------- tasks
 
 UNFINISHED = ("working", "input_required")
-ACTIVE = f"status IN {UNFINISHED}"
+FREE = "status = 'working' AND owner IS NULL AND tool IN (SELECT value FROM json_each(?))"
+# choice: a row whose workers have died runs alone among such rows, so that the one that kills is found.
+NO_SUSPECT = "NOT EXISTS (SELECT 1 FROM tasks WHERE status = 'working' AND owner = ? AND deaths > 0)"
+
+
+class Asks(BaseException):
+    """A question has no answer yet: the function unwinds here, and runs again when there is one; see `Request.ask`."""
+
+    def __init__(self, requests: Json, state: Any = None) -> None:
+        super().__init__()
+        self.requests, self.state = requests, state
 
 
 class TaskRequest(Request):
-    """The request of a task: no client waits, so progress is written to the row and questions wait in it."""
+    """The request of one run of a task: no client waits, so steps and questions are written to the row."""
 
     def __init__(self, row: sqlite3.Row, tasks: Tasks) -> None:
         saved = json.loads(row["request"])
         super().__init__({"id": row["id"], "method": "tools/call", "params": saved["params"]}, Channel(), row["user"])
-        self.responses, self.state = saved["responses"], saved["state"]
-        self.tasks, self.reported, self.owner = tasks, row["done"], row["owner"]
-        self.answered = threading.Event()  # set by tasks/update on this instance, and by cancel
-        self.wake = self.answered.set
+        self.tasks, self.reported, self.row, self.over = tasks, row["done"], row, False
+        self.saved, self.state = saved, saved["state"]
+        self.answers: Json = json.loads(row["answers"])
+        self.responses = saved["responses"] | self.answers
+        self.cancelled.clear()  # seam: makes the event, before two threads do
 
-    def record(self, **columns: Any) -> sqlite3.Row:
-        """Changes the row if it is still this worker's and not finished; otherwise the worker ends, by Cancelled."""
-        names = ", ".join(f"{name} = ?" for name in columns)
-        rows = self.tasks.store.execute(
-            f"UPDATE tasks SET {names}, updated = ? WHERE id = ? AND owner = ? AND {ACTIVE} RETURNING *",
-            *columns.values(), time.time(), self.id, self.owner)
-        if not rows or self.reason:
-            raise Cancelled(self.reason or "no longer this worker's")
-        self.tasks.server.subscriptions.publish("task", str(self.id))
-        return rows[0]
+    def record(self, **columns: Any) -> None:
+        """Changes the row if it is still this run's; otherwise the run ends, by Cancelled."""
+        store, names = self.tasks.store, ", ".join(f"{name} = ?" for name in columns)
+        with store.transaction():
+            changed = not self.reason and store.execute(
+                f"UPDATE tasks SET {names}, deaths = 0, updated = ? WHERE id = ? AND owner = ? AND run = ?"
+                " AND status = 'working' RETURNING id", *columns.values(), time.time(), self.id, self.row["owner"],
+                self.row["run"])
+            if changed:
+                store.tell("task", str(self.id))
+        if not changed:
+            self.tasks.stop_lost([str(self.id)])
+            raise Cancelled(self.reason or "its run is over")
 
     def report(self, done: float, total: float | None, message: str | None) -> None:
-        """Records the step, so that another worker can go on after it."""
-        self.record(done=done, message=message or f"{done:g}" + (f" of {total:g}" if total else ""))
+        """Records the step, so that the next run can go on after it; one that cannot be written is dropped."""
+        if not self.over:  # otherwise by a thread that the tool has left behind
+            with state_trouble_logged(f"step {done:g} of a task is not recorded"):
+                self.record(done=done * 1.0, message=message or f"{done:g}" + (f" of {total:g}" if total else ""))
 
     def as_task(self, required: bool = False, ttl_ms: int = 3_600_000) -> None:
         """It is one already."""
@@ -1761,160 +2083,296 @@ class TaskRequest(Request):
         """Whether the client that created the task can show its user a form."""
         return self.declares({"elicitation": {"form": {}}})
 
-    def row(self) -> sqlite3.Row:
-        """The task as it stands; Cancelled when it is not to go on."""
-        row = self.tasks.find(str(self.id))
-        if self.reason or row is None:
-            raise Cancelled(self.reason or "expired")
-        return row
-
     def ask(self, requests: Json) -> Json:
-        """Waits until tasks/update has brought an answer to each; one that was given before is not asked for again."""
+        """The answers, once they are all there; until then this raises."""
         for wanted in requests.values():
             self.require(capability_for(wanted))
-        row = self.row()
-        if not requests.keys() <= json.loads(row["answers"]).keys():
-            row = self.record(status="input_required", asked=json.dumps(json.loads(row["asked"]) | requests))
-        while not requests.keys() <= (answers := json.loads(row["answers"])).keys():
-            self.answered.wait(KEEPER_SECONDS)
-            self.answered.clear()
-            row = self.row()
-        self.responses |= answers
-        return {key: answers[key] for key in requests}
+        if requests.keys() - self.answers.keys():
+            raise Asks(requests)
+        return {key: self.answers[key] for key in requests}
+
+    def question(self, asks: Asks) -> Json:
+        """What is written when the function has asked: the keys that have no answer."""
+        new = {key: one for key, one in (asks.requests or {}).items() if key not in self.answers}
+        for wanted in new.values():
+            self.require(capability_for(wanted))
+        if not new:
+            # spec: Tasks Extension › Task Update Requests: MUST NOT reuse a key after a response has been delivered
+            raise ValueError("a task asks again what has been answered, or nothing")
+        saved = self.saved if asks.state is None else self.saved | {"state": asks.state}
+        return {"status": "input_required", "owner": None, "request": json.dumps(saved),
+                "asked": sse.encode_json(json.loads(self.row["asked"]) | new).decode()}
 
 
 class Tasks:
-    """tasks/get, tasks/update, tasks/cancel, and the workers. The row is the truth: a worker writes only while the row
-    names it as its owner, and whoever asks about a task whose lease has lapsed gives it a new one.
+    """tasks/get, tasks/update, tasks/cancel, and the workers. The row is the truth: an instance, and a run of it.
 
-    `running` (task id -> its request) is touched by workers, the keeper and tasks/*; single operations only.
+    A task runs from the top whenever there is something to do: at its creation, when its questions are answered, when
+    the process that ran it has died. What is behind it, `done` and `responses` tell its function.
+
+    `lock` guards `running` (task id -> the request of its run); workers, the keeper and tasks/* take it.
     """
 
     def __init__(self, server: Server) -> None:
         self.server, self.store = server, server.store
+        self.lock = threading.Lock()
         self.running: dict[str, TaskRequest] = {}
+        self.starting: set[str] = set()  # what the keeper has started a thread for, until its claim is decided
+
+    # tasks/*
 
     def create(self, request: Request, ttl_ms: int) -> Json:
         """A new task for this request, committed before its handle is sent."""
-        unfinished = "SELECT count(*) AS count FROM tasks WHERE user = ? AND " + ACTIVE
-        if self.store.execute(unfinished, request.user)[0]["count"] >= MAX_TASKS:
-            raise Rejection(429, f"{MAX_TASKS} tasks are unfinished", status=429, fields="Retry-After: 9\r\n")
         task_id, now = secrets.token_urlsafe(24), time.time()
         saved = json.dumps({"params": request.params, "responses": request.responses, "state": request.state})
-        row = self.store.execute(
-            "INSERT INTO tasks (id, user, request, status, created, updated, ttl_ms, owner, lease)"
-            " VALUES (?, ?, ?, 'working', ?, ?, ?, ?, ?) RETURNING *", task_id, request.user, saved, now, now,
-            ttl_ms, secrets.token_hex(8), now + LEASE_SECONDS)[0]
-        self.start(row)
+        try:
+            with self.worker() as go:
+                with self.store.transaction():
+                    row = self.store.execute(
+                        "INSERT INTO tasks (id, user, tool, created, updated, ttl_ms, owner, request) VALUES"
+                        " (?, ?, ?, ?, ?, ?, ?, ?) RETURNING *", task_id, request.user, request.params["name"], now,
+                        now, ttl_ms, self.store.instance, saved)[0]
+                    self.check_room(request.user)
+                go(self.admit(row))
+        except ToolError as full:
+            return text_result(str(full)) | {"isError": True}
         # spec: Tasks Extension › Polymorphic Results: MUST set resultType to "task"
         return {"resultType": "task"} | task_view(row)
 
-    def start(self, row: sqlite3.Row) -> None:
-        """Begins or goes on with the work, on a thread of its own."""
-        request = self.running[row["id"]] = TaskRequest(row, self)
-        threading.Thread(target=self.work, args=(request,), name="task worker", daemon=True).start()
+    def check_room(self, user: str) -> None:
+        """ToolError, which undoes the transaction, when the user has too many tasks."""
+        self.store.check_room("tasks", user)
+        unfinished = f"SELECT count(*) FROM tasks WHERE user = ? AND status IN {UNFINISHED}"
+        if self.store.execute(unfinished, user)[0][0] > MAX_TASKS:
+            raise ToolError(f"{MAX_TASKS} of your tasks are unfinished. Cancel one, or wait until one has ended.")
 
-    def work(self, request: TaskRequest) -> None:
-        """The task worker: runs the tool from the top and writes down how it ended."""
-        try:
-            arguments = request.params.get("arguments", {})
-            result = run_tool(self.server.tools[request.params["name"]], arguments, request)
-            outcome = {"result": self.server.complete_result(request, result)}
-            request.record(status="completed", outcome=json.dumps(outcome))
-        except Cancelled as gone:
-            log(f"{cancelled_line(request)} ({gone})")
-        except sqlite3.Error as problem:  # not the tool's failure: the lease lapses, and the work goes on later
-            log(f"task {request.id} stops, the state cannot be used: {problem}")
-        except (Exception, SystemExit) as problem:
-            rejection = rejection_for(problem)
-            # spec: Tasks Extension › Task Execution Errors: failed is for JSON-RPC errors only
-            outcome = {"error": rejection.error()}
-            with contextlib.suppress(Cancelled), state_trouble_logged():
-                request.record(status="failed", message=rejection.message, outcome=json.dumps(outcome))
-        finally:
-            self.running.pop(str(request.id), None)
-
-    def find(self, task_id: str, user: str | None = None) -> sqlite3.Row | None:
-        """A task's row, or None if there is none, or not for this user; an orphan is adopted on the way."""
-        rows = self.store.execute("SELECT * FROM tasks WHERE id = ? AND coalesce(?, user) = user", task_id, user)
-        if rows:
-            self.adopt(rows[0])
-        return rows[0] if rows else None
-
-    def adopt(self, row: Any) -> None:
-        """Takes up an unfinished task whose worker has shown no sign of life; of all who try, one succeeds."""
-        now = time.time()
-        if row["status"] in UNFINISHED and row["lease"] < now and row["id"] not in self.running:
-            for orphan in self.store.execute(
-                    f"UPDATE tasks SET owner = ?, lease = ? WHERE id = ? AND lease < ? AND {ACTIVE} RETURNING *",
-                    secrets.token_hex(8), now + LEASE_SECONDS, row["id"], now):
-                self.start(orphan)
-
-    def find_for(self, request: Request) -> sqlite3.Row:
+    def find(self, request: Request, rows: Callable[..., list[sqlite3.Row]]) -> sqlite3.Row:
         """The row that a tasks/* request names."""
         # spec: Tasks Extension › Security Implications: MUST check on each request that the client may access a task
-        row = self.find(request.params["taskId"], request.user)
-        if row is None:
-            raise Rejection(INVALID_PARAMS, "There is no such task")
-        return row
+        found = rows("SELECT * FROM tasks WHERE id = ? AND user = ?", request.params["taskId"], request.user)
+        if not found:
+            raise Rejection(INVALID_PARAMS, "There is no such task", rule="Tasks Extension › Protocol Errors")
+        return found[0]
 
     def get(self, request: Request) -> Json:
         """tasks/get: the task as it stands."""
-        return task_view(self.find_for(request))
+        return task_view(self.find(request, self.store.read))
 
     def update(self, request: Request) -> Json:
-        """tasks/update: answers to outstanding input requests; others are ignored."""
-        task_id, given = self.find_for(request)["id"], request.params["inputResponses"]
-        with self.store.transaction():
-            row = self.find_for(request)
-            asked, answers = json.loads(row["asked"]), json.loads(row["answers"])
-            new = {key: given[key] for key in asked if key in given and key not in answers}
-            for key, answer in new.items():
-                check_answer(key, asked[key], answer)
-            if new:
-                answers |= new
-                status = "working" if asked.keys() <= answers.keys() else "input_required"
-                self.store.execute(
-                    f"UPDATE tasks SET answers = ?, status = ?, updated = ? WHERE id = ? AND {ACTIVE}",
-                    json.dumps(answers), status, time.time(), task_id)
-        if new:
-            self.server.subscriptions.publish("task", task_id)
-            if worker := self.running.get(task_id):
-                worker.answered.set()
+        """tasks/update: answers to outstanding input requests; others are ignored. The last one starts the next run."""
+        row = self.find(request, self.store.read)
+        if row["status"] != "input_required":
+            return {}
+        with self.worker() as go:
+            with self.store.transaction():
+                next_run = self.take_answers(self.find(request, self.store.execute), request.params["inputResponses"])
+            if next_run:
+                go(self.admit(next_run))
         return {}
+
+    def take_answers(self, row: sqlite3.Row, given: Json) -> sqlite3.Row | None:
+        """Writes the new ones, in the transaction that is open. The row, if this instance is to run it now."""
+        asked, answers = json.loads(row["asked"]), json.loads(row["answers"])
+        new = {key: given[key] for key in asked if key in given and key not in answers}
+        for key, answer in new.items():
+            check_answer(key, asked[key], answer)
+        if not new or row["status"] != "input_required":
+            return None
+        answers |= new
+        complete = asked.keys() <= answers.keys()
+        runs = complete and row["tool"] in self.server.tools  # without it, an instance that knows it takes it up
+        self.store.tell("task", row["id"])
+        row = self.store.execute(
+            "UPDATE tasks SET answers = ?, updated = ?, status = ?, owner = ?, run = run + ? WHERE id = ? RETURNING *",
+            json.dumps(answers), time.time(), "working" if complete else "input_required",
+            self.store.instance if runs else None, int(runs), row["id"])[0]
+        return row if runs else None
 
     def cancel(self, request: Request) -> Json:
-        """tasks/cancel: stops the work, wherever it runs; a finished task stays as it is."""
-        row = self.find_for(request)
-        statement = f"UPDATE tasks SET status = 'cancelled', updated = ? WHERE id = ? AND {ACTIVE} RETURNING id"
-        if self.store.execute(statement, time.time(), row["id"]):
-            if worker := self.running.get(row["id"]):
-                worker.cancel("tasks/cancel")
-            self.server.subscriptions.publish("task", row["id"])
+        """tasks/cancel: the feed stops the work, wherever it runs; a finished task stays as it is."""
+        row = self.find(request, self.store.read)
+        with self.store.transaction():
+            if self.store.execute(f"UPDATE tasks SET status = 'cancelled', updated = ? WHERE id = ? AND status IN"
+                                  f" {UNFINISHED} RETURNING id", time.time(), row["id"]):
+                self.store.tell("task", row["id"])
         return {}
 
-    def renew(self) -> None:
-        """The keeper: expired tasks go, held leases are renewed, and workers that have lost their row are told."""
-        now, reasons = time.time(), {}
-        for row in self.store.execute("DELETE FROM tasks WHERE created + ttl_ms / 1000.0 < ? RETURNING id", now):
-            reasons[row["id"]] = "expired"
-        owners = {worker.owner: worker for worker in list(self.running.values())}
-        mine = f"owner IN (SELECT value FROM json_each(?)) AND {ACTIVE}"
-        held = self.store.execute(f"UPDATE tasks SET lease = ? WHERE {mine} RETURNING owner", now + LEASE_SECONDS,
-                                  json.dumps(list(owners))) if owners else []
-        for owner in owners.keys() - {row["owner"] for row in held}:
-            owners[owner].cancel(reasons.get(str(owners[owner].id), "no longer this worker's"))
+    # the workers
 
-    def adopt_all(self) -> None:
-        """At start-up: takes up what a dead instance has left."""
-        for row in self.store.execute(f"SELECT * FROM tasks WHERE {ACTIVE}"):
-            self.adopt(row)
+    @contextlib.contextmanager
+    def worker(self) -> Iterator[Callable[[TaskRequest | None], None]]:
+        """A thread that waits behind a gate; it does the run that the gate is given, or ends with this block."""
+        gate: queue.SimpleQueue[TaskRequest | None] = queue.SimpleQueue()
+        try:
+            threading.Thread(target=self.work, args=(gate.get,), name="task worker", daemon=True).start()
+        except RuntimeError as problem:
+            raise Rejection(INTERNAL_ERROR, f"No task can be run at the moment: {problem}", status=503,
+                            fields="Retry-After: 1\r\n", rule="choice: no thread, no row") from None
+        try:
+            yield gate.put
+        finally:
+            gate.put(None)
+
+    def admit(self, row: sqlite3.Row) -> TaskRequest:
+        """The request of a run that begins; from here on it can be stopped."""
+        request = TaskRequest(row, self)
+        with self.lock:
+            self.running[row["id"]] = request
+        if self.server.stopped.is_set():
+            request.cancel("server stopped")
+        return request
+
+    def work(self, begin: Callable[[], TaskRequest | None]) -> None:
+        """The task worker: one run of the tool from the top, and how it ended is written down."""
+        if (request := begin()) is None:
+            return
+        try:
+            self.stop_lost([str(request.id)])  # what has happened to the row before it could be stopped
+            self.write(request, self.run(request))
+        except Cancelled as gone:
+            log(f"{cancelled_line(request)} ({gone})")
+        except BaseException as problem:
+            traceback.print_exception(problem)
+        finally:
+            with self.lock:
+                if self.running.get(str(request.id)) is request:  # and not the next run of the same task
+                    del self.running[str(request.id)]
+
+    def run(self, request: TaskRequest) -> Json:
+        """The columns that say how the run has ended: however the function ends, as a call would have ended."""
+        try:
+            try:
+                if request.reason:
+                    raise Cancelled(request.reason)
+                tool, arguments = self.server.tools[request.params["name"]], request.params.get("arguments", {})
+                result = run_tool(tool, arguments, request)
+                if result.get("resultType") != "input_required":
+                    outcome = {"result": self.server.complete_result(request, result)}
+                    return {"status": "completed", "outcome": sse.encode_json(outcome).decode()}
+                asks = Asks(result.get("inputRequests") or {}, result.get("requestState"))
+            except Asks as question:
+                asks = question
+            return request.question(asks)
+        except BaseException as problem:
+            if request.reason:
+                raise Cancelled(request.reason) from None
+            rejection = rejection_for(problem)
+        try:
+            return failed(rejection)
+        except Exception as broken:  # its data is no JSON
+            return failed(rejection_for(broken))
+
+    def write(self, request: TaskRequest, columns: Json) -> None:
+        """Writes down how a run has ended; while that cannot be done, again every second until the process ends."""
+        request.over = True
+        while not request.reason:
+            try:
+                return request.record(**columns)
+            except Exception as problem:
+                log(f"how task {request.id} has ended is not written yet: {problem}")
+            request.cancelled.wait(1)
+        raise Cancelled(request.reason)
+
+    def stop_lost(self, ids: list[str] | None) -> None:
+        """Stops the runs that are not to go on, of these tasks or (None) of all."""
+        with self.lock:
+            mine = {one: self.running[one] for one in (self.running if ids is None else ids) if one in self.running}
+        rows = {row["id"]: row for row in self.store.read(
+            "SELECT * FROM tasks WHERE id IN (SELECT value FROM json_each(?))", json.dumps(list(mine)))} if mine else {}
+        for task_id, request in mine.items():
+            row = rows.get(task_id)
+            if row is None:
+                request.cancel("expired")
+            elif row["status"] == "cancelled":
+                request.cancel("tasks/cancel")
+            elif (row["owner"], row["run"]) != (request.row["owner"], request.row["run"]):
+                request.cancel("no longer this worker's")
 
     def release(self) -> None:
-        """At shutdown: lets go of the leases, so that another instance can take up the work at once."""
-        for worker in list(self.running.values()):
-            worker.cancel("server stopped")
-            self.store.execute(f"UPDATE tasks SET lease = 0 WHERE owner = ? AND {ACTIVE}", worker.owner)
+        """At shutdown: stops the runs and leaves their rows to others, who see the lock go. That is no death."""
+        with self.lock:
+            mine = list(self.running.values())
+        for request in mine:
+            request.cancel("server stopped")
+        with state_trouble_logged("the tasks of this instance count it as dead"):
+            owned = "status = 'working' AND owner = ?"
+            if self.store.read(f"SELECT 1 FROM tasks WHERE {owned} LIMIT 1", self.store.instance):
+                with self.store.transaction(0.2):
+                    self.store.execute(f"UPDATE tasks SET deaths = deaths - 1 WHERE {owned}", self.store.instance)
+        deadline = time.monotonic() + 0.2
+        while self.running and time.monotonic() < deadline:
+            time.sleep(0.005)
+        if self.running:
+            self.store.life = -1  # a tool that does not stop keeps the lock: it lives as long as the process
+
+    # on the keeper's thread
+
+    def give_up_dead(self) -> None:
+        """Finds the instances whose lock is free, and gives up the rows of their runs; after three deaths, for good."""
+        owned = "status = 'working' AND owner > '' AND owner != ?"
+        others = self.store.read(f"SELECT DISTINCT owner FROM tasks WHERE {owned}", self.store.instance)
+        if not others:
+            return
+        with self.store.transaction(0):
+            for owner in [row["owner"] for row in others if self.store.is_dead(row["owner"])]:
+                self.store.execute("UPDATE tasks SET owner = NULL, deaths = deaths + 1 WHERE status = 'working' AND"
+                                   " owner = ?", owner)
+                gone = failed(Rejection(INTERNAL_ERROR, f"The processes that ran this have died {MAX_DEATHS} times"))
+                for row in self.store.execute(
+                        "UPDATE tasks SET status = ?, message = ?, outcome = ?, updated = ? WHERE status = 'working'"
+                        " AND owner IS NULL AND deaths >= ? RETURNING id", *gone.values(), time.time(), MAX_DEATHS):
+                    self.store.tell("task", row["id"])
+
+    def take_up(self) -> None:
+        """Has rows that nobody runs claimed, each on a thread of its own, as many as there are threads for."""
+        tools = json.dumps(list(self.server.tools))
+        free = self.store.read(
+            f"SELECT id FROM tasks WHERE {FREE} AND deaths < 1 UNION ALL SELECT * FROM (SELECT id FROM tasks WHERE"
+            f" {FREE} AND deaths > 0 AND {NO_SUSPECT} LIMIT 1)", tools, tools, self.store.instance)
+        for task_id in [row["id"] for row in free if row["id"] not in self.starting]:
+            claim = functools.partial(self.claim, task_id)
+            self.starting.add(task_id)
+            try:
+                threading.Thread(target=self.work, args=(claim,), name="task worker", daemon=True).start()
+            except RuntimeError:
+                self.starting.discard(task_id)
+                break
+
+    def claim(self, task_id: str) -> TaskRequest | None:
+        """On the new thread: the row becomes this instance's, unless another was quicker."""
+        rows = []
+        try:
+            with state_trouble_logged(f"task {task_id} is not taken up yet"), self.store.transaction():
+                if not self.server.stopped.is_set():
+                    rows = self.store.execute(
+                        f"UPDATE tasks SET owner = ?, run = run + 1 WHERE id = ? AND status = 'working' AND owner IS"
+                        f" NULL AND (deaths < 1 OR {NO_SUSPECT}) RETURNING *", self.store.instance, task_id,
+                        self.store.instance)
+            for row in rows:
+                log(f"task {task_id} taken up after step {row['done'] or 0:g} (its instance is gone)")
+                return self.admit(row)
+        finally:
+            self.starting.discard(task_id)
+        return None
+
+    def expire(self) -> None:
+        """Forgets tasks whose time is over; of those that had not ended, subscribers hear that they have failed."""
+        now, end = time.time(), failed(Rejection(INTERNAL_ERROR, "The task has expired"))
+        if self.store.read("SELECT 1 FROM tasks WHERE expires < ? LIMIT 1", now):
+            with self.store.transaction(0):
+                for row in self.store.execute("DELETE FROM tasks WHERE id IN (SELECT id FROM tasks WHERE expires < ?"
+                                              " LIMIT 100) RETURNING *", now):
+                    if row["status"] in UNFINISHED:
+                        # spec: Tasks Extension › Task Polling: MAY mark it as failed after its TTL, and then delete it
+                        last = task_view(dict(row) | end | {"updated": now})
+                        self.store.tell("task", row["id"], sse.encode_json(last).decode())
+
+
+def failed(rejection: Rejection) -> Json:
+    """The columns of a task that has failed."""
+    # spec: Tasks Extension › Task Execution Errors: failed is for JSON-RPC errors only
+    outcome = sse.encode_json({"error": rejection.error()}).decode()
+    return {"status": "failed", "message": str(rejection.message), "outcome": outcome}
 
 
 def check_answer(key: str, asked: Json, answer: Any) -> None:
@@ -2097,8 +2555,9 @@ def add_switches(server: Server) -> None:
 
     @server.tool("touch_config", "Changes file:///project/config.json.", takes(), annotations=SWITCHES)
     def touch_config(arguments: Json, request: Request) -> str:
-        server.store.execute("INSERT OR REPLACE INTO settings VALUES ('touched', ?)", iso_time(time.time()))
-        server.resource_updated("file:///project/config.json")
+        with server.store.transaction():
+            server.store.execute("INSERT OR REPLACE INTO settings VALUES ('touched', ?)", iso_time(time.time()))
+            server.resource_updated("file:///project/config.json")
         return "file:///project/config.json has changed."
 
     @server.tool("beta_search", "Searches better, perhaps.", takes(query=TEXT), listed=False, annotations=READS)
@@ -2116,7 +2575,7 @@ def add_documents(server: Server) -> None:
 
     @server.resource("file:///project/config.json", "config.json", mime_type="application/json")
     def config(uri: str, request: Request) -> str:
-        touched = server.store.execute("SELECT value FROM settings WHERE name = 'touched'")
+        touched = server.store.read("SELECT value FROM settings WHERE name = 'touched'")
         return json.dumps({"debug": False, "touched": touched[0]["value"] if touched else None})
 
     documents = {"README.md": "# The project\n", "CHANGES.md": "Nothing yet.\n", "LICENSE": "Use it as you like.\n"}
@@ -2245,7 +2704,7 @@ class StdioTransport:
         channel = self.channels[key]
         try:
             lines = self.mcp.respond(message, channel, self.user).body
-            if message["method"] == "subscriptions/listen" and self.mcp.subscriptions.ending:
+            if message["method"] == "subscriptions/listen" and "result" in json.loads(lines):  # seam: `finish`
                 # spec: Cancellation › Cancellation: MUST send notifications/cancelled when it tears down a subscription
                 # choice: after the result, because client libraries believe the first of the two; not over HTTP,
                 # because the schema has it on stdio only, and the end of the stream says the same.
@@ -2326,7 +2785,7 @@ def main() -> int:
                 serve_stdio(mcp)
             else:
                 serve_http(mcp, options)
-    except sqlite3.Error as problem:
+    except StoreTrouble as problem:
         print(f"reference_server: cannot use {options.state}: {problem}", file=sys.stderr)
         return 1
     except (OSError, OverflowError) as problem:
