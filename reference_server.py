@@ -1200,31 +1200,28 @@ class Server:
         self.keeper.start()
 
     def keep(self) -> None:
-        """The keeper's loop, which a commit wakes. It survives whatever happens, and says so when that begins."""
+        """The keeper's loop, which a commit wakes. It survives whatever happens, and says so when it begins."""
         said: set[str] = set()
         again, next_sweep = True, 0.0
         while not self.stopped.is_set():
-            due = min(next_sweep, self.subscriptions.next_comment) - time.monotonic()
-            woken = self.store.committed.wait(max(0.001, due))
+            woken = self.store.committed.wait(max(0.001, next_sweep - time.monotonic()))
             self.store.committed.clear()  # before the rows are read: what comes after it wakes again
-            feed = [self.subscriptions.deliver, self.tasks.take_up]
-            duties = [*(feed if woken or again or self.store.has_changed() else ()), self.subscriptions.comment]
-            if sweep := time.monotonic() >= next_sweep:
-                duties += [self.tasks.give_up_dead, self.tasks.expire, self.store.purge]
+            duties = []
+            if woken or again or self.store.has_changed():
+                duties += [self.subscriptions.deliver, self.tasks.take_up]
+            if time.monotonic() >= next_sweep:
+                duties += [self.subscriptions.comment, self.tasks.give_up_dead, self.tasks.expire, self.store.purge]
                 next_sweep = time.monotonic() + KEEPER_SECONDS
             again = False
             for duty in duties:
                 try:
                     duty()
-                except StoreBusy:
-                    again = True
+                    said.discard(repr(duty))
                 except BaseException as problem:
                     again = True
-                    if repr(problem) not in said:
-                        said.add(repr(problem))
+                    if not isinstance(problem, StoreBusy) and repr(duty) not in said:
+                        said.add(repr(duty))
                         rejection_for(problem)  # logs it
-            if sweep and not again:
-                said.clear()
 
     def stop(self) -> None:
         """Ends the housekeeping and leaves running tasks to other instances."""
@@ -1595,26 +1592,19 @@ class RateLimit:
 FILTERS = {"tools": "toolsListChanged", "prompts": "promptsListChanged", "resources": "resourcesListChanged",
            "resource": "resourceSubscriptions", "task": "taskIds"}
 SUBSCRIPTION_ID = META + "subscriptionId"
-HERE = "<id>"  # stands for the subscription's id while a message for many of them is encoded
+HERE = "<id>"  # stands for a subscription's id where a message is encoded once for many of them
 
 
-class Subscription:
-    """One open subscriptions/listen: its id as JSON, what it is about as keys of the feed, the way to its client."""
+class Subscription(NamedTuple):
+    """One open subscriptions/listen: the way to its client, its id as JSON, what it is about as keys of the feed."""
 
-    __slots__ = ("exchange", "id", "keys")
-
-    def __init__(self, request: Request, agreed: Json) -> None:
-        self.exchange, self.id = request.channel, sse.encode_json(request.id)
-        subjects = {topic: agreed.get(name, ()) for topic, name in FILTERS.items()}
-        self.keys = [(topic, one) for topic, named in subjects.items() for one in ([""] if named is True else named)]
-
-    def send(self, pieces: list[bytes]) -> bool:
-        """Never waits; False when the client is gone, or too far behind."""
-        return self.exchange.push(self.id.join(pieces))
+    exchange: Channel
+    id: bytes
+    keys: list[tuple[str, str]]
 
 
 class Subscriptions:
-    """The open subscriptions, none of which has a thread, and the feed of changes that the keeper delivers to them.
+    """The open subscriptions, none of which has a thread, and the feed of changes, which the keeper delivers to them.
 
     `lock` guards `open` and `table`; who listens, who hangs up and the keeper take it, none of them for long.
     """
@@ -1623,46 +1613,51 @@ class Subscriptions:
         self.server, self.store = server, server.store
         self.lock = threading.Lock()
         self.open: dict[Channel, Subscription] = {}
-        self.table: dict[tuple[str, str], dict[Channel, Subscription]] = {}  # what a change is about -> who hears it
-        self.seen: int = self.store.read("SELECT coalesce(max(number), 0) FROM changes")[0][0]  # the keeper's
+        self.table: dict[tuple[str, str], dict[Channel, Subscription]] = {}  # topic and subject -> who hears of it
         self.ending, self.ended = False, threading.Event()
-        self.next_comment = math.inf  # when the keeper looks for streams that have been quiet too long
+        self.seen: int = self.store.read("SELECT coalesce(max(number), 0) FROM changes")[0][0]  # the keeper's
+        self.next_comment = 0.0  # the keeper's: when it looks for streams that have been quiet for long
         self.passing: set[Channel] = set()  # seam: those whose thread has not ended
 
     def listen(self, request: Request) -> None:
         """subscriptions/listen: acknowledged and entered into the table; the answer comes when somebody ends it."""
         agreed = self.agree(request)
-        subscription, exchange = Subscription(request, agreed), request.channel
-        with self.lock:  # the keeper looks into the table under it: nothing comes before this, no change is missed
+        subjects = {topic: agreed.get(name, ()) for topic, name in FILTERS.items()}
+        keys = [(topic, one) for topic, named in subjects.items() for one in ([""] if named is True else named)]
+        subscription = Subscription(request.channel, sse.encode_json(request.id), keys)
+        with self.lock:  # which the keeper takes, too: nothing goes out before this, and no change is missed
             # spec: Subscriptions › Acknowledgment: MUST send acknowledged as the first message
-            if subscription.send(notification("subscriptions/acknowledged", {"notifications": agreed})):
-                self.open[exchange] = subscription
-                for key in subscription.keys:
-                    self.table.setdefault(key, {})[exchange] = subscription
-            self.next_comment = min(self.next_comment, time.monotonic() + exchange.comment_due())
+            if self.send(subscription, notification("subscriptions/acknowledged", {"notifications": agreed})):
+                self.open[request.channel] = subscription
+                for key in keys:
+                    self.table.setdefault(key, {})[request.channel] = subscription
         if self.ending:
             self.finish(subscription)
 
     def agree(self, request: Request) -> Json:
         """The part of the filter that this server serves to this user."""
         wanted = request.params["notifications"]
-        uris, tasks = wanted.get("resourceSubscriptions", ()), wanted.get("taskIds", ())
+        uris, tasks = wanted.get("resourceSubscriptions", []), wanted.get("taskIds", [])
         if len(uris) + len(tasks) > MAX_NAMED:
-            raise Rejection(INVALID_PARAMS, f"A subscription may name at most {MAX_NAMED} resources and tasks; open"
-                            " another one for the rest", rule="choice: what one request costs is bounded")
+            raise Rejection(INVALID_PARAMS, f"A subscription may name at most {MAX_NAMED} resources and tasks",
+                            rule="choice: what one request costs is bounded")
         if tasks:
             request.require(NEEDS_TASKS)
         offered = {"toolsListChanged": self.server.tools, "promptsListChanged": self.server.prompts,
                    "resourcesListChanged": self.server.resources}
         agreed: Json = {name: True for name, table in offered.items() if wanted.get(name) and table}
-        known = "SELECT id FROM tasks WHERE id IN (SELECT value FROM json_each(?)) AND user = ?"
-        mine = {row["id"] for row in self.store.read(known, json.dumps(tasks), request.user)} if tasks else set()
+        mine = {row["id"] for row in self.store.read("SELECT id FROM tasks WHERE user = ? AND id IN (SELECT value FROM"
+                                                     " json_each(?))", request.user, json.dumps(tasks))}
         named = {"resourceSubscriptions": [one for one in dict.fromkeys(uris) if self.server.find_resource(one)],
                  "taskIds": [one for one in dict.fromkeys(tasks) if one in mine]}
         return agreed | {name: subjects for name, subjects in named.items() if subjects}
 
+    def send(self, subscription: Subscription, pieces: list[bytes]) -> bool:
+        """Never waits; False when the client is gone, or too far behind."""
+        return subscription.exchange.push(subscription.id.join(pieces))
+
     def forget(self, exchange: Channel) -> bool:
-        """Out of the table, because its client has gone or it ends; whether it was there."""
+        """Out of the table, because its client has gone or because it ends; whether it was there."""
         with self.lock:
             subscription = self.open.pop(exchange, None)
             for key in subscription.keys if subscription else ():
@@ -1676,10 +1671,15 @@ class Subscriptions:
         if self.forget(subscription.exchange):
             # spec: Subscriptions › Graceful Closure: SHOULD respond with an empty result before closing the stream
             result = {"resultType": "complete", "_meta": {SUBSCRIPTION_ID: HERE, META + "serverInfo": self.server.info}}
-            subscription.exchange.finish(subscription.id.join(pieces({"id": HERE, "result": result}, 2)))
+            subscription.exchange.finish(subscription.id.join(cut({"id": HERE, "result": result}, 2)))
+
+    def finish_all(self) -> None:
+        """Ends what is open."""
+        for subscription in list(self.open.values()):
+            self.finish(subscription)
 
     def end(self, deadline: float) -> None:
-        """At shutdown: has the keeper tell what there is to tell and end all of them; until the deadline."""
+        """At shutdown: has the keeper tell what there is to tell and end all of them, before the deadline."""
         self.ending = True
         self.store.committed.set()
         self.ended.wait(max(0.0, deadline - time.monotonic()))
@@ -1690,53 +1690,47 @@ class Subscriptions:
 
     def deliver(self) -> None:
         """Passes on what the feed has brought, in its order; nobody who may have missed something is left in doubt."""
-        news = self.store.read("SELECT * FROM changes WHERE number > ? ORDER BY number", self.seen)
-        if news:
-            hole = news[0]["number"] > self.seen + 1  # purged before this instance came to it
-            # one notification a subject: it tells how things stand, and they stand as they did a moment ago
+        if news := self.store.read("SELECT * FROM changes WHERE number > ? ORDER BY number", self.seen):
+            # one notification a subject: it tells how things stand, and they stand as they do now
             changes = {(row["topic"], row["subject"]): row["detail"] for row in news}
-            self.server.tasks.stop_lost(None if hole else [subject for topic, subject in changes if topic == "task"])
-            if hole:
+            if news[0]["number"] > self.seen + 1:  # the others were purged before this instance came to them
                 log("changes were forgotten before they could be told: all subscriptions end")
+                self.server.tasks.stop_lost(list(self.server.tasks.running))
                 self.finish_all()
             else:
-                self.tell_all(changes)
+                self.server.tasks.stop_lost([subject for topic, subject in changes if topic == "task"])
+                for (topic, subject), detail in changes.items():
+                    self.tell(topic, subject, detail)
             self.seen = news[-1]["number"]
         if self.ending:
             self.finish_all()
             self.ended.set()
 
-    def tell_all(self, changes: dict[tuple[str, str], str | None]) -> None:
-        """One notification for each change that somebody listens for, encoded once."""
-        for (topic, subject), detail in changes.items():
-            with self.lock:
-                concerned = list(self.table.get((topic, subject), {}).values())
-            if topic not in FILTERS:
-                log(f"the feed has a change of an unknown kind: {topic}")
-            elif concerned and (message := self.message(topic, subject, detail)):
-                for subscription in concerned:
-                    if not subscription.send(message):
-                        log(f"a subscription is {MAX_QUEUED} messages behind, or its client is gone: it ends")
-                        self.finish(subscription)
+    def tell(self, topic: str, subject: str, detail: str | None) -> None:
+        """One change, encoded once for all who hear of it."""
+        with self.lock:
+            concerned = list(self.table.get((topic, subject), {}).values())
+        if topic not in FILTERS:
+            log(f"the feed has a change of an unknown kind: {topic}")
+        elif concerned and (message := self.message(topic, subject, detail)):
+            for subscription in concerned:
+                if not self.send(subscription, message):
+                    log("a subscription ends: its client has gone, or is too far behind")
+                    self.finish(subscription)
 
     def message(self, topic: str, subject: str, detail: str | None) -> list[bytes] | None:
-        """The notification of a change; None for a task that is not there any more."""
-        if topic == "task":
-            rows = self.store.read("SELECT * FROM tasks WHERE id = ?", subject)
-            view = json.loads(detail) if detail else task_view(rows[0]) if rows else None
-            return notification("tasks", view) if view else None
-        return notification("resources/updated", {"uri": subject}) if topic == "resource" else notification(
-            f"{topic}/list_changed", {})
-
-    def finish_all(self) -> None:
-        """Ends what is open."""
-        with self.lock:
-            everyone = list(self.open.values())
-        for subscription in everyone:
-            self.finish(subscription)
+        """The notification of a change; None for a task that is no longer there."""
+        if topic == "resource":
+            return notification("resources/updated", {"uri": subject})
+        if topic != "task":
+            return notification(f"{topic}/list_changed", {})
+        if detail:
+            return notification("tasks", json.loads(detail))
+        rows = self.store.read("SELECT * FROM tasks WHERE id = ?", subject)
+        return notification("tasks", task_view(rows[0])) if rows else None
 
     def comment(self) -> None:
-        """Comments for the streams that have been quiet for the keep-alive interval, late by a fifteenth of it."""
+        """Comments on the streams that have been quiet for the keep-alive interval, late by at most a fifteenth."""
         if time.monotonic() >= self.next_comment:
             with self.lock:
                 exchanges = list(self.open)
@@ -1744,24 +1738,25 @@ class Subscriptions:
                 if not exchange.comment_due():
                     exchange.push_comment()
             due = [one for exchange in exchanges if (one := exchange.comment_due()) < math.inf]
-            self.next_comment = time.monotonic() + max(min(due), max(due) / 15) if due else math.inf
+            self.next_comment = time.monotonic() + max(min(due), max(due) / 15) if due else 0.0
 
 
 def notification(name: str, params: Json) -> list[bytes]:
-    """A notification for many subscriptions, in two pieces: their id goes between."""
+    """A notification for many subscriptions, in two pieces: the id of each goes between."""
     # spec: Subscriptions › Receiving Notifications: all carry the id of the listen request in _meta
-    return pieces({"method": f"notifications/{name}", "params": {"_meta": {SUBSCRIPTION_ID: HERE}} | params})
+    return cut({"method": f"notifications/{name}", "params": {"_meta": {SUBSCRIPTION_ID: HERE}} | params})
 
 
-def pieces(message: Json, places: int = 1) -> list[bytes]:
+def cut(message: Json, places: int = 1) -> list[bytes]:
     """A message in JSON, cut where the id of a subscription goes."""
     return sse.encode_json({"jsonrpc": "2.0"} | message).split(sse.encode_json(HERE), places)
 
 
 # ------------------------------------------------------------------------- the store: a handle is a row, life a lock
 
-SCHEMA_VERSION, APPLICATION_ID = 1, 0x4D435028
+APPLICATION_ID, SCHEMA_VERSION = 0x4D435028, 1
 SCHEMA = (
+    f"PRAGMA application_id = {APPLICATION_ID}", f"PRAGMA user_version = {SCHEMA_VERSION}",
     "CREATE TABLE settings (name TEXT PRIMARY KEY, value TEXT)",
     "CREATE TABLE changes (number INTEGER PRIMARY KEY, topic TEXT, subject TEXT, detail TEXT)",
     "CREATE TABLE handles (id TEXT PRIMARY KEY, kind TEXT, user TEXT, used REAL, value TEXT,"
@@ -1769,39 +1764,42 @@ SCHEMA = (
     "CREATE INDEX handles_of ON handles (user, size)",
     "CREATE INDEX handles_used ON handles (used)",
     "CREATE TABLE tasks (id TEXT PRIMARY KEY, user TEXT, tool TEXT, status TEXT DEFAULT 'working', message TEXT,"
-    " created REAL, updated REAL, ttl_ms INTEGER, done REAL, owner TEXT, run INTEGER DEFAULT 1,"
-    " deaths INTEGER DEFAULT 0, asked TEXT DEFAULT '{}', answers TEXT DEFAULT '{}', outcome TEXT, request TEXT,"
-    " expires REAL AS (created + ttl_ms / 1000.0), size INTEGER AS (length(CAST(request AS BLOB))"
-    " + length(CAST(answers AS BLOB)) + coalesce(length(CAST(outcome AS BLOB)), 0)))",
+    " created REAL, updated REAL, ttl_ms INTEGER, expires REAL AS (created + ttl_ms / 1000.0), done REAL,"
+    " owner TEXT, run INTEGER DEFAULT 1, deaths INTEGER DEFAULT 0, asked TEXT DEFAULT '{}',"
+    " request TEXT, answers TEXT DEFAULT '{}', outcome TEXT DEFAULT '{}',"
+    " size INTEGER AS (length(CAST(request || answers || outcome AS BLOB))))",
     "CREATE INDEX tasks_of ON tasks (user, status, size)",
     "CREATE INDEX tasks_expire ON tasks (expires)",
     "CREATE INDEX tasks_working ON tasks (owner, tool, deaths) WHERE status = 'working'",
 )
 LOCKS: set[int] = set()  # the descriptors of the locks that this process lives by
+if hasattr(os, "register_at_fork"):  # a child that goes on would hold them beyond the process's death
+    os.register_at_fork(after_in_child=lambda: list(map(os.close, LOCKS)))
 
 
 class StoreTrouble(Exception):
-    """The state cannot be used. An exception of its own: a sqlite3.Error is the tool's that raises it."""
+    """The state cannot be used. An exception of the store's own: a sqlite3.Error is the tool's that raises it."""
 
 
 class StoreBusy(StoreTrouble):
-    """Somebody else is writing, for longer than one could wait."""
+    """Somebody writes for longer than this write would wait."""
 
 
 class Store:
     """What outlives a request, in SQLite: in memory, or in a file that several instances share.
 
-    `lock` guards the connection that writes; each other process's writes, too, are waited for, 5 s in all. Reading has
-    a connection and a lock of its own, and waits for nobody's write. In memory there is one of each for both.
+    `lock` guards the connection that writes. Reading has a connection and a lock (`reading`) of its own, and waits for
+    nobody's write; in memory it shares both.
     """
 
     def __init__(self, path: str = ":memory:") -> None:
         self.instance, self.shared = secrets.token_hex(8), path != ":memory:"
         self.path = os.path.realpath(path) if self.shared else path
-        self.lock, self.life = threading.RLock(), -1
         self.committed, self.closing = threading.Event(), threading.Event()  # the first wakes the keeper
-        with contextlib.suppress(OSError):  # SQLite gives the files beside it the same mode
-            if self.shared:
+        self.running: dict[str, TaskRequest] = {}  # what `Tasks` has running on this instance
+        self.lock, self.life = threading.RLock(), -1
+        with contextlib.suppress(OSError):
+            if self.shared:  # SQLite gives the files that it makes beside it the same mode
                 os.close(os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
                 os.chmod(self.path, 0o600)
         self.reader = self.db = self.connect(0)
@@ -1818,7 +1816,7 @@ class Store:
             raise
 
     def connect(self, timeout: float) -> sqlite3.Connection:
-        """A connection for any thread. Readers wait only while somebody mends what a killed process has left."""
+        """A connection. A reader waits only where somebody mends what a killed process has left."""
         try:
             db = sqlite3.connect(self.path, timeout, isolation_level=None, check_same_thread=False)
         except sqlite3.Error as problem:
@@ -1827,25 +1825,23 @@ class Store:
         return db
 
     def prepare(self) -> None:
-        """Makes the tables in a new file; StoreTrouble for a file that cannot be used or is not ours."""
+        """Makes the tables in a new file, and this instance's lock. StoreTrouble for a file that is not ours."""
         with self.transaction():
-            if self.execute("SELECT count(*) FROM sqlite_master")[0][0]:
-                if self.execute("PRAGMA application_id")[0][0] != APPLICATION_ID:
-                    raise StoreTrouble("it belongs to another program")
-                if (version := self.execute("PRAGMA user_version")[0][0]) != SCHEMA_VERSION:
-                    raise StoreTrouble(f"it was made by another version of this server (its format is {version}, here"
-                                       f" it is {SCHEMA_VERSION}); take a new file")
-            else:
-                for statement in (*SCHEMA, f"PRAGMA application_id = {APPLICATION_ID}",
-                                  f"PRAGMA user_version = {SCHEMA_VERSION}"):
+            if not self.execute("SELECT 1 FROM sqlite_master"):
+                for statement in SCHEMA:
                     self.execute(statement)
+            if self.execute("PRAGMA application_id")[0][0] != APPLICATION_ID:
+                raise StoreTrouble("it belongs to another program")
+            if (version := self.execute("PRAGMA user_version")[0][0]) != SCHEMA_VERSION:
+                raise StoreTrouble(f"it was made by another version of this program (its format is {version}, and here"
+                                   f" {SCHEMA_VERSION}); take a new file")
             self.execute("INSERT OR IGNORE INTO settings VALUES ('secret', ?)", secrets.token_hex(32))
             if self.shared:
                 self.begin_life()
         self.patiently("PRAGMA journal_mode = WAL", time.monotonic() + WRITE_SECONDS)
 
     def run(self, db: sqlite3.Connection, statement: str, *values: Any) -> list[sqlite3.Row]:
-        """One statement on a connection whose lock is held; trouble as an exception of the store's own."""
+        """One statement on a connection whose lock is held; its rows."""
         # SQLite's text is UTF-8, which has no lone surrogates: they are kept, and looked for, as their escapes.
         stored = [one.encode("utf-8", "backslashreplace").decode() if isinstance(one, str) else one for one in values]
         try:
@@ -1857,7 +1853,7 @@ class Store:
             raise (StoreBusy if busy else StoreTrouble)(str(problem)) from problem
 
     def patiently(self, statement: str, deadline: float) -> None:
-        """A statement that other processes' writes hold up; in short slices, so that the end holds up nobody."""
+        """A statement that waits for other processes' writes; in slices, so that it holds up nobody's end."""
         while True:
             try:
                 self.run(self.db, statement)
@@ -1868,7 +1864,10 @@ class Store:
 
     @contextlib.contextmanager
     def transaction(self, patience: float | None = None) -> Iterator[None]:
-        """Several statements that take effect together or not at all; inside another one, a part of that."""
+        """Several statements that take effect together or not at all; inside another transaction, a part of it.
+
+        It waits for others' writes, this process's included, for 5 s (or `patience`) in all; StoreBusy after that.
+        """
         deadline = time.monotonic() + (patience := WRITE_SECONDS if patience is None else patience)
         if not self.lock.acquire(timeout=patience):
             raise StoreBusy("database is locked")
@@ -1876,8 +1875,8 @@ class Store:
             if self.db.in_transaction:
                 yield
                 return
-            before = self.db.total_changes
             self.patiently("BEGIN IMMEDIATE", deadline)
+            before = self.db.total_changes
             try:
                 yield
                 self.patiently("COMMIT", deadline)
@@ -1895,16 +1894,28 @@ class Store:
             return self.run(self.db, statement, *values)
 
     def read(self, statement: str, *values: Any) -> list[sqlite3.Row]:
-        """The rows of one SELECT; waits for nobody's write."""
+        """The rows of one SELECT, which waits for nobody's write."""
         with self.reading:
             return self.run(self.reader, statement, *values)
 
     def tell(self, topic: str, subject: str = "", detail: str | None = None) -> None:
-        """A change that subscribers must hear, for the feed; to be called in the transaction that makes it true."""
+        """A change for the feed, so that subscribers hear of it; to be called in the transaction that makes it true."""
         with self.transaction():
-            number = self.execute("INSERT INTO changes (topic, subject, detail) VALUES (?, ?, ?) RETURNING number",
-                                  topic, subject, detail)[0]["number"]
+            added = "INSERT INTO changes (topic, subject, detail) VALUES (?, ?, ?) RETURNING number"
+            number = self.execute(added, topic, subject, detail)[0]["number"]
             self.execute("DELETE FROM changes WHERE number <= ?", number - MAX_CHANGES)
+
+    def close(self) -> None:
+        """After the last request. A tool that does not stop keeps the lock: it lives as long as the process."""
+        self.closing.set()  # whoever waits for another process gives up
+        if self.lock.acquire(timeout=1):
+            if self.life >= 0 and not self.running:
+                LOCKS.discard(self.life)
+                os.close(self.life)
+            with self.reading:
+                self.reader.close()
+            self.db.close()
+            self.lock.release()
 
     # handles
 
@@ -1927,84 +1938,66 @@ class Store:
         return json.loads(rows[0]["value"]) if rows else None
 
     def check_room(self, table: str, user: str) -> None:
-        """ToolError, which undoes the transaction, when the user has more here than is kept for one."""
+        """ToolError, which undoes the transaction, when it gives the user more than is kept for one."""
         number, size = self.execute(f"SELECT count(*), coalesce(sum(size), 0) FROM {table} WHERE user = ?", user)[0]
         if number > MAX_KEPT or size > MAX_KEPT_OCTETS:
-            raise ToolError(f"There is no room for this: at most {MAX_KEPT} {table}, of {MAX_KEPT_OCTETS >> 20} MiB in"
-                            " all, are kept for one user. Room comes with time, as old ones are forgotten.")
+            raise ToolError(f"There is no room for more: {MAX_KEPT} {table}, of {MAX_KEPT_OCTETS >> 20} MiB in all, are"
+                            " kept for one user. Room comes with time, when old ones are forgotten.")
 
-    # life is a lock on a file of one's own, which the kernel lets go when the process dies. These files are made,
-    # locked, tried and removed in a write transaction only: a finder could take one that is not locked yet.
-
-    def lock_file(self, instance: str) -> str:
-        """Where an instance's lock is."""
-        return f"{self.path}-instance-{instance}"
+    # Life is a lock on a file of one's own, which the kernel lets go when the process dies, however it dies. It is made
+    # and locked, and others are tried and removed, in a write transaction only: between its making and its locking, a
+    # finder would take it for a dead one's.
 
     def begin_life(self) -> None:
-        """Takes this instance's lock, and removes those that the dead have left."""
-        for path in glob.glob(glob.escape(self.lock_file("")) + "*"):
-            self.is_dead(path.removeprefix(self.lock_file("")))
+        """Takes this instance's lock; removes those that the dead have left."""
+        beside = f"{self.path}-instance-"
+        for path in glob.glob(glob.escape(beside) + "*"):
+            self.is_dead(path.removeprefix(beside))
         try:
-            self.life = os.open(self.lock_file(self.instance), os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+            self.life = os.open(beside + self.instance, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
         except OSError as problem:
             raise StoreTrouble(f"no lock can be made beside it: {problem.strerror}") from problem
         LOCKS.add(self.life)
-        if not try_lock(self.life):
-            raise StoreTrouble("files cannot be locked there")
+        try_lock(self.life)
 
     def is_dead(self, instance: str) -> bool:
-        """Whether an instance's lock is free, or not there. It is removed then."""
+        """Whether its lock is free, or not there."""
+        path = f"{self.path}-instance-{instance}"
         try:
-            descriptor = os.open(self.lock_file(instance), os.O_RDWR)
+            descriptor = os.open(path, os.O_RDWR)
         except OSError as problem:
             return isinstance(problem, FileNotFoundError)
         dead = try_lock(descriptor)
         os.close(descriptor)
         with contextlib.suppress(OSError):
             if dead:
-                os.remove(self.lock_file(instance))
+                os.remove(path)
         return dead
-
-    def close(self) -> None:
-        """After the last request. Those who wait for others' writes give up; a thread that does not is left alone."""
-        self.closing.set()
-        if self.lock.acquire(timeout=1):
-            if self.life >= 0:
-                with contextlib.suppress(StoreTrouble, OSError), self.transaction(0):
-                    os.remove(self.lock_file(self.instance))
-                LOCKS.discard(self.life)
-                os.close(self.life)
-            with self.reading:
-                self.reader.close()
-            self.db.close()
-            self.lock.release()
 
     # on the keeper's thread
 
     def has_changed(self) -> bool:
-        """Whether another process has committed since the last look."""
-        before = self.version
-        with contextlib.suppress(StoreTrouble):  # which whoever looks closer will meet
-            self.version = self.read("PRAGMA data_version")[0][0]
+        """Whether another process has committed since the last look; asked before the rows are read."""
+        with contextlib.suppress(StoreTrouble):  # who looks closer will meet it
+            before, self.version = self.version, self.read("PRAGMA data_version")[0][0]
             return bool(self.version != before)
         return True
 
     def purge(self) -> None:
-        """Forgets handles that have not been used for a day, and says so when the file itself has gone."""
-        unused, long_ago = "SELECT id FROM handles WHERE used < ? LIMIT 1000", time.time() - HANDLE_SECONDS
-        if self.read(unused, long_ago):
+        """Forgets handles that have not been used for a day; says so when the file itself has gone."""
+        unused, day_ago = "SELECT id FROM handles WHERE used < ? LIMIT 1000", time.time() - HANDLE_SECONDS
+        if self.read(unused, day_ago):
             with self.transaction(0):
-                self.execute(f"DELETE FROM handles WHERE id IN ({unused})", long_ago)
-        if self.file:
-            with contextlib.suppress(OSError):
-                if os.path.samestat(self.file, os.stat(self.path)):
-                    return
-            log(f"{self.path} has been deleted or replaced: what is kept from now on will be lost")
-            self.file = None
+                self.execute(f"DELETE FROM handles WHERE id IN ({unused})", day_ago)
+        with contextlib.suppress(OSError):
+            if self.file is None or os.path.samestat(self.file, os.stat(self.path)):
+                return
+        self.file = None
+        log(f"{self.path} has been deleted or replaced: what is kept from now on will be lost")
 
 
 def try_lock(descriptor: int) -> bool:
-    """Whether nobody holds the lock on this open file; it is held then, until this descriptor is closed."""
+    """Whether nobody else holds the lock on an open file. From here on this process does, until it closes it."""
     with contextlib.suppress(OSError):
         if sys.platform == "win32":
             import msvcrt
@@ -2018,30 +2011,13 @@ def try_lock(descriptor: int) -> bool:
     return False
 
 
-def close_locks() -> None:
-    """In a child process that goes on from here: a lock lives as long as anybody has it open."""
-    while LOCKS:
-        os.close(LOCKS.pop())
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=close_locks)
-
-
 # --------------------------------------------------------------------------------------------------------- tasks
 
 UNFINISHED = ("working", "input_required")
-FREE = "status = 'working' AND owner IS NULL AND tool IN (SELECT value FROM json_each(?))"
-# choice: a row whose workers have died runs alone among such rows, so that the one that kills is found.
-NO_SUSPECT = "NOT EXISTS (SELECT 1 FROM tasks WHERE status = 'working' AND owner = ? AND deaths > 0)"
 
 
 class Asks(BaseException):
-    """A question has no answer yet: the function unwinds here, and runs again when there is one; see `Request.ask`."""
-
-    def __init__(self, requests: Json, state: Any = None) -> None:
-        super().__init__()
-        self.requests, self.state = requests, state
+    """A question that has no answer yet, as its argument: the function unwinds here, see `Request.ask`."""
 
 
 class TaskRequest(Request):
@@ -2050,20 +2026,20 @@ class TaskRequest(Request):
     def __init__(self, row: sqlite3.Row, tasks: Tasks) -> None:
         saved = json.loads(row["request"])
         super().__init__({"id": row["id"], "method": "tools/call", "params": saved["params"]}, Channel(), row["user"])
-        self.tasks, self.reported, self.row, self.over = tasks, row["done"], row, False
-        self.saved, self.state = saved, saved["state"]
+        self.tasks, self.row, self.saved, self.state, self.reported = tasks, row, saved, saved["state"], row["done"]
         self.answers: Json = json.loads(row["answers"])
         self.responses = saved["responses"] | self.answers
+        self.over = False  # the function has ended; threads that it has left behind are not heard any more
         self.cancelled.clear()  # seam: makes the event, before two threads do
 
     def record(self, **columns: Any) -> None:
         """Changes the row if it is still this run's; otherwise the run ends, by Cancelled."""
         store, names = self.tasks.store, ", ".join(f"{name} = ?" for name in columns)
         with store.transaction():
+            mine = "id = ? AND owner = ? AND run = ? AND status = 'working'"
             changed = not self.reason and store.execute(
-                f"UPDATE tasks SET {names}, deaths = 0, updated = ? WHERE id = ? AND owner = ? AND run = ?"
-                " AND status = 'working' RETURNING id", *columns.values(), time.time(), self.id, self.row["owner"],
-                self.row["run"])
+                f"UPDATE tasks SET {names}, deaths = 0, updated = ? WHERE {mine} RETURNING id", *columns.values(),
+                time.time(), self.id, self.row["owner"], self.row["run"])
             if changed:
                 store.tell("task", str(self.id))
         if not changed:
@@ -2072,8 +2048,8 @@ class TaskRequest(Request):
 
     def report(self, done: float, total: float | None, message: str | None) -> None:
         """Records the step, so that the next run can go on after it; one that cannot be written is dropped."""
-        if not self.over:  # otherwise by a thread that the tool has left behind
-            with state_trouble_logged(f"step {done:g} of a task is not recorded"):
+        if not self.over:
+            with state_trouble_logged(f"step {done:g} of task {self.id} is not recorded"):
                 self.record(done=done * 1.0, message=message or f"{done:g}" + (f" of {total:g}" if total else ""))
 
     def as_task(self, required: bool = False, ttl_ms: int = 3_600_000) -> None:
@@ -2084,67 +2060,47 @@ class TaskRequest(Request):
         return self.declares({"elicitation": {"form": {}}})
 
     def ask(self, requests: Json) -> Json:
-        """The answers, once they are all there; until then this raises."""
+        """The answers, once they are all there; until then the function unwinds here."""
         for wanted in requests.values():
             self.require(capability_for(wanted))
-        if requests.keys() - self.answers.keys():
-            raise Asks(requests)
+        if new := {key: wanted for key, wanted in requests.items() if key not in self.answers}:
+            raise Asks(new)
         return {key: self.answers[key] for key in requests}
-
-    def question(self, asks: Asks) -> Json:
-        """What is written when the function has asked: the keys that have no answer."""
-        new = {key: one for key, one in (asks.requests or {}).items() if key not in self.answers}
-        for wanted in new.values():
-            self.require(capability_for(wanted))
-        if not new:
-            # spec: Tasks Extension › Task Update Requests: MUST NOT reuse a key after a response has been delivered
-            raise ValueError("a task asks again what has been answered, or nothing")
-        saved = self.saved if asks.state is None else self.saved | {"state": asks.state}
-        return {"status": "input_required", "owner": None, "request": json.dumps(saved),
-                "asked": sse.encode_json(json.loads(self.row["asked"]) | new).decode()}
 
 
 class Tasks:
-    """tasks/get, tasks/update, tasks/cancel, and the workers. The row is the truth: an instance, and a run of it.
+    """tasks/get, tasks/update, tasks/cancel, and the workers. A row is worked on by the instance that it names as its
+    owner, in the run that it counts; a worker writes only while both are its own.
 
-    A task runs from the top whenever there is something to do: at its creation, when its questions are answered, when
-    the process that ran it has died. What is behind it, `done` and `responses` tell its function.
-
-    `lock` guards `running` (task id -> the request of its run); workers, the keeper and tasks/* take it.
+    A task runs from the top whenever there is something to do: when it has been created, when its questions have been
+    answered, when the process that ran it has died. `lock` guards `running` (task id -> the request of its run).
     """
 
     def __init__(self, server: Server) -> None:
-        self.server, self.store = server, server.store
+        self.server, self.store, self.running = server, server.store, server.store.running
         self.lock = threading.Lock()
-        self.running: dict[str, TaskRequest] = {}
-        self.starting: set[str] = set()  # what the keeper has started a thread for, until its claim is decided
 
     # tasks/*
 
     def create(self, request: Request, ttl_ms: int) -> Json:
         """A new task for this request, committed before its handle is sent."""
-        task_id, now = secrets.token_urlsafe(24), time.time()
         saved = json.dumps({"params": request.params, "responses": request.responses, "state": request.state})
+        unfinished = f"SELECT count(*) FROM tasks WHERE user = ? AND status IN {UNFINISHED}"
         try:
             with self.worker() as go:
                 with self.store.transaction():
                     row = self.store.execute(
                         "INSERT INTO tasks (id, user, tool, created, updated, ttl_ms, owner, request) VALUES"
-                        " (?, ?, ?, ?, ?, ?, ?, ?) RETURNING *", task_id, request.user, request.params["name"], now,
-                        now, ttl_ms, self.store.instance, saved)[0]
-                    self.check_room(request.user)
-                go(self.admit(row))
+                        " (?, ?, ?, ?, ?, ?, ?, ?) RETURNING *", secrets.token_urlsafe(24), request.user,
+                        request.params["name"], now := time.time(), now, ttl_ms, self.store.instance, saved)[0]
+                    self.store.check_room("tasks", request.user)
+                    if self.store.execute(unfinished, request.user)[0][0] > MAX_TASKS:
+                        raise ToolError(f"{MAX_TASKS} of your tasks are unfinished: cancel one, or wait for one.")
+                go(row)
         except ToolError as full:
             return text_result(str(full)) | {"isError": True}
         # spec: Tasks Extension › Polymorphic Results: MUST set resultType to "task"
         return {"resultType": "task"} | task_view(row)
-
-    def check_room(self, user: str) -> None:
-        """ToolError, which undoes the transaction, when the user has too many tasks."""
-        self.store.check_room("tasks", user)
-        unfinished = f"SELECT count(*) FROM tasks WHERE user = ? AND status IN {UNFINISHED}"
-        if self.store.execute(unfinished, user)[0][0] > MAX_TASKS:
-            raise ToolError(f"{MAX_TASKS} of your tasks are unfinished. Cancel one, or wait until one has ended.")
 
     def find(self, request: Request, rows: Callable[..., list[sqlite3.Row]]) -> sqlite3.Row:
         """The row that a tasks/* request names."""
@@ -2159,57 +2115,54 @@ class Tasks:
         return task_view(self.find(request, self.store.read))
 
     def update(self, request: Request) -> Json:
-        """tasks/update: answers to outstanding input requests; others are ignored. The last one starts the next run."""
-        row = self.find(request, self.store.read)
-        if row["status"] != "input_required":
-            return {}
-        with self.worker() as go:
-            with self.store.transaction():
-                next_run = self.take_answers(self.find(request, self.store.execute), request.params["inputResponses"])
-            if next_run:
-                go(self.admit(next_run))
+        """tasks/update: answers to outstanding input requests; others are ignored. The last one begins the next run."""
+        if self.find(request, self.store.read)["status"] == "input_required":
+            with self.worker() as go:
+                with self.store.transaction():
+                    row = self.take_answers(self.find(request, self.store.execute), request.params["inputResponses"])
+                if row:
+                    go(row)
         return {}
 
     def take_answers(self, row: sqlite3.Row, given: Json) -> sqlite3.Row | None:
-        """Writes the new ones, in the transaction that is open. The row, if this instance is to run it now."""
+        """Writes what is new, in the transaction that is open. The row, if this instance is to run it now."""
         asked, answers = json.loads(row["asked"]), json.loads(row["answers"])
         new = {key: given[key] for key in asked if key in given and key not in answers}
         for key, answer in new.items():
             check_answer(key, asked[key], answer)
         if not new or row["status"] != "input_required":
             return None
-        answers |= new
-        complete = asked.keys() <= answers.keys()
-        runs = complete and row["tool"] in self.server.tools  # without it, an instance that knows it takes it up
+        complete = asked.keys() <= answers.keys() | new.keys()
+        mine = complete and row["tool"] in self.server.tools  # otherwise an instance that knows it takes it up
+        self.store.execute(
+            "UPDATE tasks SET answers = ?, updated = ?, status = ?, owner = ?, run = run + ? WHERE id = ?",
+            json.dumps(answers | new), time.time(), "working" if complete else "input_required",
+            self.store.instance if mine else None, int(mine), row["id"])
         self.store.tell("task", row["id"])
-        row = self.store.execute(
-            "UPDATE tasks SET answers = ?, updated = ?, status = ?, owner = ?, run = run + ? WHERE id = ? RETURNING *",
-            json.dumps(answers), time.time(), "working" if complete else "input_required",
-            self.store.instance if runs else None, int(runs), row["id"])[0]
-        return row if runs else None
+        return self.store.execute("SELECT * FROM tasks WHERE id = ?", row["id"])[0] if mine else None
 
     def cancel(self, request: Request) -> Json:
-        """tasks/cancel: the feed stops the work, wherever it runs; a finished task stays as it is."""
+        """tasks/cancel: stops the work, wherever it runs; a finished task stays as it is."""
         row = self.find(request, self.store.read)
         with self.store.transaction():
             if self.store.execute(f"UPDATE tasks SET status = 'cancelled', updated = ? WHERE id = ? AND status IN"
                                   f" {UNFINISHED} RETURNING id", time.time(), row["id"]):
-                self.store.tell("task", row["id"])
+                self.store.tell("task", row["id"])  # which the keeper that has it running obeys
         return {}
 
     # the workers
 
     @contextlib.contextmanager
-    def worker(self) -> Iterator[Callable[[TaskRequest | None], None]]:
-        """A thread that waits behind a gate; it does the run that the gate is given, or ends with this block."""
+    def worker(self) -> Iterator[Callable[[sqlite3.Row], None]]:
+        """A thread behind a gate, before anything is promised: it runs the row that it is given, or ends with this."""
         gate: queue.SimpleQueue[TaskRequest | None] = queue.SimpleQueue()
         try:
-            threading.Thread(target=self.work, args=(gate.get,), name="task worker", daemon=True).start()
+            threading.Thread(target=self.work, args=(gate,), name="task worker", daemon=True).start()
         except RuntimeError as problem:
-            raise Rejection(INTERNAL_ERROR, f"No task can be run at the moment: {problem}", status=503,
-                            fields="Retry-After: 1\r\n", rule="choice: no thread, no row") from None
+            raise Rejection(INTERNAL_ERROR, f"No task can run at the moment: {problem}", status=503,
+                            fields="Retry-After: 1\r\n", rule="choice: no thread, no task") from None
         try:
-            yield gate.put
+            yield lambda row: gate.put(self.admit(row))
         finally:
             gate.put(None)
 
@@ -2222,45 +2175,45 @@ class Tasks:
             request.cancel("server stopped")
         return request
 
-    def work(self, begin: Callable[[], TaskRequest | None]) -> None:
-        """The task worker: one run of the tool from the top, and how it ended is written down."""
-        if (request := begin()) is None:
+    def work(self, gate: queue.SimpleQueue[TaskRequest | None]) -> None:
+        """The task worker: one run of the tool from the top; how it ended is written down."""
+        if (request := gate.get()) is None:
             return
         try:
-            self.stop_lost([str(request.id)])  # what has happened to the row before it could be stopped
+            self.stop_lost([str(request.id)])  # for what has become of it before it could be stopped
             self.write(request, self.run(request))
         except Cancelled as gone:
             log(f"{cancelled_line(request)} ({gone})")
-        except BaseException as problem:
-            traceback.print_exception(problem)
         finally:
             with self.lock:
-                if self.running.get(str(request.id)) is request:  # and not the next run of the same task
+                if self.running[str(request.id)] is request:  # and not the next run of the same task
                     del self.running[str(request.id)]
 
     def run(self, request: TaskRequest) -> Json:
         """The columns that say how the run has ended: however the function ends, as a call would have ended."""
         try:
+            if request.reason:
+                raise Cancelled(request.reason)
             try:
-                if request.reason:
-                    raise Cancelled(request.reason)
                 tool, arguments = self.server.tools[request.params["name"]], request.params.get("arguments", {})
                 result = run_tool(tool, arguments, request)
-                if result.get("resultType") != "input_required":
-                    outcome = {"result": self.server.complete_result(request, result)}
-                    return {"status": "completed", "outcome": sse.encode_json(outcome).decode()}
-                asks = Asks(result.get("inputRequests") or {}, result.get("requestState"))
-            except Asks as question:
-                asks = question
-            return request.question(asks)
+                if result.get("resultType") == "input_required":
+                    request.saved["state"] = result.get("requestState")
+                    request.ask(result.get("inputRequests") or {})
+                    # spec: Tasks Extension › Task Update Requests: MUST NOT reuse a key once it has been answered
+                    raise ValueError("it asks for what has been answered, or for nothing")
+                outcome = {"result": self.server.complete_result(request, result)}
+                return {"status": "completed", "outcome": sse.encode_json(outcome).decode()}
+            except Asks as asks:
+                asked = sse.encode_json(json.loads(request.row["asked"]) | asks.args[0]).decode()
+                return {"status": "input_required", "owner": None, "asked": asked, "request": json.dumps(request.saved)}
         except BaseException as problem:
             if request.reason:
                 raise Cancelled(request.reason) from None
-            rejection = rejection_for(problem)
-        try:
-            return failed(rejection)
-        except Exception as broken:  # its data is no JSON
-            return failed(rejection_for(broken))
+            try:
+                return failed(rejection_for(problem))
+            except Exception as broken:  # what it says is no JSON
+                return failed(rejection_for(broken))
 
     def write(self, request: TaskRequest, columns: Json) -> None:
         """Writes down how a run has ended; while that cannot be done, again every second until the process ends."""
@@ -2273,97 +2226,71 @@ class Tasks:
             request.cancelled.wait(1)
         raise Cancelled(request.reason)
 
-    def stop_lost(self, ids: list[str] | None) -> None:
-        """Stops the runs that are not to go on, of these tasks or (None) of all."""
-        with self.lock:
-            mine = {one: self.running[one] for one in (self.running if ids is None else ids) if one in self.running}
-        rows = {row["id"]: row for row in self.store.read(
-            "SELECT * FROM tasks WHERE id IN (SELECT value FROM json_each(?))", json.dumps(list(mine)))} if mine else {}
-        for task_id, request in mine.items():
-            row = rows.get(task_id)
-            if row is None:
-                request.cancel("expired")
-            elif row["status"] == "cancelled":
-                request.cancel("tasks/cancel")
-            elif (row["owner"], row["run"]) != (request.row["owner"], request.row["run"]):
-                request.cancel("no longer this worker's")
+    def stop_lost(self, ids: list[str]) -> None:
+        """Stops the runs of these tasks that are not to go on."""
+        for task_id in ids:
+            if request := self.running.get(task_id):
+                rows = self.store.read("SELECT status, owner, run FROM tasks WHERE id = ?", task_id)
+                if not rows:
+                    request.cancel("expired")
+                elif rows[0]["status"] == "cancelled":
+                    request.cancel("tasks/cancel")
+                elif (rows[0]["owner"], rows[0]["run"]) != (request.row["owner"], request.row["run"]):
+                    request.cancel("no longer this worker's")
 
     def release(self) -> None:
-        """At shutdown: stops the runs and leaves their rows to others, who see the lock go. That is no death."""
-        with self.lock:
-            mine = list(self.running.values())
-        for request in mine:
+        """At shutdown: stops the runs, and leaves their rows to whoever sees the lock go. That will be no death."""
+        for request in list(self.running.values()):
             request.cancel("server stopped")
-        with state_trouble_logged("the tasks of this instance count it as dead"):
-            owned = "status = 'working' AND owner = ?"
+        owned = "status = 'working' AND owner = ?"
+        with state_trouble_logged("the tasks of this instance will count it as dead"):
             if self.store.read(f"SELECT 1 FROM tasks WHERE {owned} LIMIT 1", self.store.instance):
                 with self.store.transaction(0.2):
                     self.store.execute(f"UPDATE tasks SET deaths = deaths - 1 WHERE {owned}", self.store.instance)
-        deadline = time.monotonic() + 0.2
-        while self.running and time.monotonic() < deadline:
-            time.sleep(0.005)
-        if self.running:
-            self.store.life = -1  # a tool that does not stop keeps the lock: it lives as long as the process
 
     # on the keeper's thread
 
+    def take_up(self) -> None:
+        """Begins a run of one row that nobody runs; its commit wakes the keeper for the next."""
+        # choice: a row whose processes have died runs alone among such rows, so that the one that kills is found out.
+        free = ("SELECT id FROM tasks WHERE status = 'working' AND owner IS NULL AND tool IN (SELECT value FROM"
+                " json_each(?)) AND (deaths < 1 OR NOT EXISTS (SELECT 1 FROM tasks WHERE status = 'working' AND"
+                " owner = ? AND deaths > 0)) LIMIT 1")
+        values = json.dumps(list(self.server.tools)), self.store.instance
+        if self.store.read(free, *values):
+            with contextlib.suppress(Rejection), self.worker() as go:  # no thread now, so later
+                with self.store.transaction(0):
+                    rows = self.store.execute(f"UPDATE tasks SET owner = ?, run = run + 1 WHERE id IN ({free})"
+                                              " RETURNING *", self.store.instance, *values)
+                for row in rows:
+                    log(f"task {row['id']} taken up after step {row['done'] or 0:g} (its instance is gone)")
+                    go(row)
+
     def give_up_dead(self) -> None:
-        """Finds the instances whose lock is free, and gives up the rows of their runs; after three deaths, for good."""
-        owned = "status = 'working' AND owner > '' AND owner != ?"
-        others = self.store.read(f"SELECT DISTINCT owner FROM tasks WHERE {owned}", self.store.instance)
+        """Finds instances whose lock is free and gives up what they ran; after the third death, for good."""
+        others = self.store.read("SELECT DISTINCT owner FROM tasks WHERE status = 'working' AND owner > ''"
+                                 " AND owner != ?", self.store.instance)
         if not others:
             return
         with self.store.transaction(0):
             for owner in [row["owner"] for row in others if self.store.is_dead(row["owner"])]:
                 self.store.execute("UPDATE tasks SET owner = NULL, deaths = deaths + 1 WHERE status = 'working' AND"
                                    " owner = ?", owner)
-                gone = failed(Rejection(INTERNAL_ERROR, f"The processes that ran this have died {MAX_DEATHS} times"))
-                for row in self.store.execute(
-                        "UPDATE tasks SET status = ?, message = ?, outcome = ?, updated = ? WHERE status = 'working'"
-                        " AND owner IS NULL AND deaths >= ? RETURNING id", *gone.values(), time.time(), MAX_DEATHS):
-                    self.store.tell("task", row["id"])
-
-    def take_up(self) -> None:
-        """Has rows that nobody runs claimed, each on a thread of its own, as many as there are threads for."""
-        tools = json.dumps(list(self.server.tools))
-        free = self.store.read(
-            f"SELECT id FROM tasks WHERE {FREE} AND deaths < 1 UNION ALL SELECT * FROM (SELECT id FROM tasks WHERE"
-            f" {FREE} AND deaths > 0 AND {NO_SUSPECT} LIMIT 1)", tools, tools, self.store.instance)
-        for task_id in [row["id"] for row in free if row["id"] not in self.starting]:
-            claim = functools.partial(self.claim, task_id)
-            self.starting.add(task_id)
-            try:
-                threading.Thread(target=self.work, args=(claim,), name="task worker", daemon=True).start()
-            except RuntimeError:
-                self.starting.discard(task_id)
-                break
-
-    def claim(self, task_id: str) -> TaskRequest | None:
-        """On the new thread: the row becomes this instance's, unless another was quicker."""
-        rows = []
-        try:
-            with state_trouble_logged(f"task {task_id} is not taken up yet"), self.store.transaction():
-                if not self.server.stopped.is_set():
-                    rows = self.store.execute(
-                        f"UPDATE tasks SET owner = ?, run = run + 1 WHERE id = ? AND status = 'working' AND owner IS"
-                        f" NULL AND (deaths < 1 OR {NO_SUSPECT}) RETURNING *", self.store.instance, task_id,
-                        self.store.instance)
-            for row in rows:
-                log(f"task {task_id} taken up after step {row['done'] or 0:g} (its instance is gone)")
-                return self.admit(row)
-        finally:
-            self.starting.discard(task_id)
-        return None
+            end = failed(Rejection(INTERNAL_ERROR, f"The process that ran this has died, {MAX_DEATHS} times in a row"))
+            for row in self.store.execute(
+                    "UPDATE tasks SET status = ?, message = ?, outcome = ?, updated = ? WHERE status = 'working' AND"
+                    " owner IS NULL AND deaths >= ? RETURNING id", *end.values(), time.time(), MAX_DEATHS):
+                self.store.tell("task", row["id"])
 
     def expire(self) -> None:
-        """Forgets tasks whose time is over; of those that had not ended, subscribers hear that they have failed."""
-        now, end = time.time(), failed(Rejection(INTERNAL_ERROR, "The task has expired"))
-        if self.store.read("SELECT 1 FROM tasks WHERE expires < ? LIMIT 1", now):
+        """Forgets tasks whose time is over; those that had not ended have failed, as their subscribers hear."""
+        now, over = time.time(), "SELECT id FROM tasks WHERE expires < ? LIMIT 100"
+        if self.store.read(over, now):
             with self.store.transaction(0):
-                for row in self.store.execute("DELETE FROM tasks WHERE id IN (SELECT id FROM tasks WHERE expires < ?"
-                                              " LIMIT 100) RETURNING *", now):
+                for row in self.store.execute(f"DELETE FROM tasks WHERE id IN ({over}) RETURNING *", now):
                     if row["status"] in UNFINISHED:
                         # spec: Tasks Extension › Task Polling: MAY mark it as failed after its TTL, and then delete it
+                        end = failed(Rejection(INTERNAL_ERROR, "The task has expired"))
                         last = task_view(dict(row) | end | {"updated": now})
                         self.store.tell("task", row["id"], sse.encode_json(last).decode())
 
@@ -2395,7 +2322,7 @@ def task_view(row: Any) -> Json:
     if row["status"] == "input_required":
         answers = json.loads(row["answers"])
         view["inputRequests"] = {key: one for key, one in json.loads(row["asked"]).items() if key not in answers}
-    return view | dict(json.loads(row["outcome"] or "{}"))
+    return view | dict(json.loads(row["outcome"]))
 
 
 def iso_time(seconds: float) -> str:
