@@ -1631,6 +1631,7 @@ class Subscriptions:
                 self.open[request.channel] = subscription
                 for key in keys:
                     self.table.setdefault(key, {})[request.channel] = subscription
+                self.next_comment = min(self.next_comment, time.monotonic() + request.channel.comment_due())
         if self.ending:
             self.finish(subscription)
 
