@@ -1873,6 +1873,8 @@ class Store:
         if not self.lock.acquire(timeout=patience):
             raise StoreBusy("database is locked")
         try:
+            if self.closing.is_set():
+                raise StoreTrouble("the server stops")
             if self.db.in_transaction:
                 yield
                 return

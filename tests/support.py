@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import os
 import queue
 import socket
 import threading
@@ -10,7 +11,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 from headers import headers_for
-from reference_server import Cancelled, Channel, HttpServer, Request, Server
+from reference_server import LOCKS, Cancelled, Channel, HttpServer, Request, Server
 from sse import EventParser, encode_json
 
 VERSION = "2026-07-28"
@@ -235,6 +236,19 @@ def alive(server: Server) -> Iterator[Server]:
         server.stop()
         assert eventually(lambda: not server.tasks.running), "a task worker did not stop"
         server.store.close()
+
+
+def dies(server: Server) -> None:
+    """As when its process is killed: the kernel lets go of its lock, nobody writes anything any more."""
+    server.stopped.set()
+    server.store.committed.set()
+    server.keeper.join(PATIENCE)
+    for request in list(server.tasks.running.values()):
+        request.cancel("killed")
+    with server.store.lock:
+        LOCKS.discard(server.store.life)
+        os.close(server.store.life)
+        server.store.life, server.store.instance = -1, "dead"
 
 
 class Recorder(Channel):
