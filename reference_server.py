@@ -2261,7 +2261,7 @@ class Tasks:
                 " owner = ? AND deaths > 0)) LIMIT 1")
         values = json.dumps(list(self.server.tools)), self.store.instance
         if self.store.read(free, *values):
-            with contextlib.suppress(Rejection), self.worker() as go:  # no thread now, so later
+            with self.worker() as go:
                 with self.store.transaction(0):
                     rows = self.store.execute(f"UPDATE tasks SET owner = ?, run = run + 1 WHERE id IN ({free})"
                                               " RETURNING *", self.store.instance, *values)

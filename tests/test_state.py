@@ -41,6 +41,12 @@ A_DAY = 86_400
 STEPS = 5
 
 
+@pytest.fixture(autouse=True)
+def _hasty_keeper(monkeypatch):
+    """Looks ten times as often for the dead and for others' changes."""
+    monkeypatch.setattr(reference_server, "KEEPER_SECONDS", 0.02)
+
+
 @pytest.fixture
 def lines(log):
     """What is written to stderr."""
@@ -58,9 +64,8 @@ def path(tmp_path):
 
 @pytest.mark.parametrize("name", WALKS)
 @pytest.mark.parametrize("first", [0, 1])
-def test_each_request_may_meet_another_instance_than_the_one_before(path, monkeypatch, name, first):
+def test_each_request_may_meet_another_instance_than_the_one_before(path, name, first):
     """MUST (Overview › Statelessness): nothing is inferred from earlier requests; a handle tells any instance."""
-    monkeypatch.setattr(reference_server, "KEEPER_SECONDS", 0.02)
     with (running(demo_server(0, Store(path))) as one, running(demo_server(0, Store(path))) as two,
           RoundRobin(one.port, two.port) as robin):
         for _ in range(first):
@@ -1109,7 +1114,7 @@ def test_an_answer_to_a_task_is_taken_whole_or_refused(path, lines, trouble):
         assert "Traceback" not in lines.text
 
 
-@TROUBLES
+@pytest.mark.parametrize("trouble", [locked, full])
 def test_a_step_that_cannot_be_written_is_dropped_and_an_outcome_is_written_later(one, lines, trouble):
     """Choice: trouble with the state is no failure of the tool's: it goes on, and how it ended is written in time."""
     task, one.tail = one.create(), "." * 50_000
