@@ -1204,8 +1204,8 @@ class Server:
         said: set[str] = set()
         again, next_sweep = True, 0.0
         while not self.stopped.is_set():
-            woken = self.store.committed.wait(max(0.001, next_sweep - time.monotonic()))
-            self.store.committed.clear()  # before the rows are read: what comes after it wakes again
+            if woken := self.store.committed.wait(max(0.001, next_sweep - time.monotonic())):
+                self.store.committed.clear()  # before the rows are read: what comes after it wakes again
             duties = []
             if woken or again or self.store.has_changed():
                 duties += [self.subscriptions.deliver, self.tasks.take_up]
@@ -1227,8 +1227,8 @@ class Server:
         """Ends the housekeeping and leaves running tasks to other instances."""
         self.stopped.set()
         self.store.committed.set()
-        self.tasks.release()
         self.keeper.join(0.5)
+        self.tasks.release()
 
     # one request
 
@@ -1624,14 +1624,16 @@ class Subscriptions:
         agreed = self.agree(request)
         subjects = {topic: agreed.get(name, ()) for topic, name in FILTERS.items()}
         keys = [(topic, one) for topic, named in subjects.items() for one in ([""] if named is True else named)]
-        subscription = Subscription(request.channel, sse.encode_json(request.id), keys)
+        exchange, subscription_id = request.channel, sse.encode_json(request.id)
+        subscription = Subscription(exchange, subscription_id, keys)
+        acknowledged = notification("subscriptions/acknowledged", {"notifications": agreed})
         with self.lock:  # which the keeper takes, too: nothing goes out before this, and no change is missed
             # spec: Subscriptions › Acknowledgment: MUST send acknowledged as the first message
-            if self.send(subscription, notification("subscriptions/acknowledged", {"notifications": agreed})):
-                self.open[request.channel] = subscription
+            if exchange.push(subscription_id.join(acknowledged)):
+                self.open[exchange] = subscription
                 for key in keys:
-                    self.table.setdefault(key, {})[request.channel] = subscription
-                self.next_comment = min(self.next_comment, time.monotonic() + request.channel.comment_due())
+                    self.table.setdefault(key, {})[exchange] = subscription
+                self.next_comment = min(self.next_comment, time.monotonic() + exchange.comment_due())
         if self.ending:
             self.finish(subscription)
 
@@ -1652,10 +1654,6 @@ class Subscriptions:
         named = {"resourceSubscriptions": [one for one in dict.fromkeys(uris) if self.server.find_resource(one)],
                  "taskIds": [one for one in dict.fromkeys(tasks) if one in mine]}
         return agreed | {name: subjects for name, subjects in named.items() if subjects}
-
-    def send(self, subscription: Subscription, pieces: list[bytes]) -> bool:
-        """Never waits; False when the client is gone, or too far behind."""
-        return subscription.exchange.push(subscription.id.join(pieces))
 
     def forget(self, exchange: Channel) -> bool:
         """Out of the table, because its client has gone or because it ends; whether it was there."""
@@ -1701,7 +1699,10 @@ class Subscriptions:
             else:
                 self.server.tasks.stop_lost([subject for topic, subject in changes if topic == "task"])
                 for (topic, subject), detail in changes.items():
-                    self.tell(topic, subject, detail)
+                    try:
+                        self.tell(topic, subject, detail)
+                    except ValueError as broken:  # one row that cannot be read keeps nobody from hearing of the others
+                        rejection_for(broken)
             self.seen = news[-1]["number"]
         if self.ending:
             self.finish_all()
@@ -1715,7 +1716,7 @@ class Subscriptions:
             log(f"the feed has a change of an unknown kind: {topic}")
         elif concerned and (message := self.message(topic, subject, detail)):
             for subscription in concerned:
-                if not self.send(subscription, message):
+                if not subscription.exchange.push(subscription.id.join(message)):
                     log("a subscription ends: its client has gone, or is too far behind")
                     self.finish(subscription)
 
@@ -1773,9 +1774,6 @@ SCHEMA = (
     "CREATE INDEX tasks_expire ON tasks (expires)",
     "CREATE INDEX tasks_working ON tasks (owner, tool, deaths) WHERE status = 'working'",
 )
-LOCKS: set[int] = set()  # the descriptors of the locks that this process lives by
-if hasattr(os, "register_at_fork"):  # a child that goes on would hold them beyond the process's death
-    os.register_at_fork(after_in_child=lambda: list(map(os.close, LOCKS)))
 
 
 class StoreTrouble(Exception):
@@ -1798,7 +1796,7 @@ class Store:
         self.path = os.path.realpath(path) if self.shared else path
         self.committed, self.closing = threading.Event(), threading.Event()  # the first wakes the keeper
         self.running: dict[str, TaskRequest] = {}  # what `Tasks` has running on this instance
-        self.lock, self.life = threading.RLock(), -1
+        self.lock, self.inside, self.life = threading.RLock(), False, -1
         with contextlib.suppress(OSError):
             if self.shared:  # SQLite gives the files that it makes beside it the same mode
                 os.close(os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
@@ -1875,15 +1873,16 @@ class Store:
         try:
             if self.closing.is_set():
                 raise StoreTrouble("the server stops")
-            if self.db.in_transaction:
+            if self.inside:
                 yield
                 return
             self.patiently("BEGIN IMMEDIATE", deadline)
-            before = self.db.total_changes
+            self.inside, before = True, self.db.total_changes
             try:
                 yield
                 self.patiently("COMMIT", deadline)
             finally:
+                self.inside = False
                 if self.db.in_transaction:
                     self.run(self.db, "ROLLBACK")
             if self.db.total_changes != before:
@@ -1912,7 +1911,7 @@ class Store:
         """After the last request. A tool that does not stop keeps the lock: it lives as long as the process."""
         self.closing.set()  # whoever waits for another process gives up
         if self.lock.acquire(timeout=1):
-            if self.life >= 0 and not self.running:
+            if self.life in LOCKS and not self.running:
                 LOCKS.discard(self.life)
                 os.close(self.life)
             with self.reading:
@@ -1997,6 +1996,19 @@ class Store:
                 return
         self.file = None
         log(f"{self.path} has been deleted or replaced: what is kept from now on will be lost")
+
+
+LOCKS: set[int] = set()  # the descriptors of the locks that this process lives by
+
+
+def close_locks() -> None:
+    """In a child process: one that goes on by itself would hold them beyond its parent's death."""
+    while LOCKS:
+        os.close(LOCKS.pop())
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=close_locks)
 
 
 def try_lock(descriptor: int) -> bool:

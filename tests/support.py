@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 from headers import headers_for
-from reference_server import LOCKS, Cancelled, Channel, HttpServer, Request, Server
+from reference_server import LOCKS, Cancelled, Channel, HttpServer, Request, Server, StoreBusy
 from sse import EventParser, encode_json
 
 VERSION = "2026-07-28"
@@ -248,7 +248,14 @@ def dies(server: Server) -> None:
     with server.store.lock:
         LOCKS.discard(server.store.life)
         os.close(server.store.life)
-        server.store.life, server.store.instance = -1, "dead"
+        server.store.instance = "dead"
+
+
+def sweep(server: Server) -> None:
+    """The keeper's look for the dead, their work and the expired; where it is at that itself, it is left alone."""
+    for duty in (server.tasks.give_up_dead, server.tasks.take_up, server.tasks.expire):
+        with contextlib.suppress(StoreBusy):
+            duty()
 
 
 class Recorder(Channel):

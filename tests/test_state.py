@@ -17,7 +17,7 @@ import types
 from pathlib import Path
 
 import pytest
-from support import PATIENCE, Listener, alive, call_tool, dies, eventually, respond, running
+from support import PATIENCE, Listener, alive, call_tool, dies, eventually, respond, running, sweep
 from walks import KNOWS_TASKS, WALKS, Client, RoundRobin
 
 import reference_server
@@ -197,8 +197,7 @@ def test_a_living_instance_keeps_its_task_however_long_it_is_silent(one, two, cl
     one.keeper.join(PATIENCE)
     clock.added = leap
     for _ in range(5):
-        two.tasks.give_up_dead()
-        two.tasks.take_up()
+        sweep(two)
     assert one.row(task)["deaths"] == 0 and two.began.empty()
     finish(one, task, 2, 3, 4, 5)
 
@@ -216,8 +215,7 @@ def test_a_task_is_taken_up_by_exactly_one_of_many(path):
             dies(holder)
             assert eventually(lambda: any(task in one.tasks.running for one in living))
             for one in living:
-                one.tasks.give_up_dead()
-                one.tasks.take_up()
+                sweep(one)
             runner, = [one for one in living if task in one.tasks.running]
             assert runner.step() == step  # the one that no dead one has recorded
             runner.gate.release()
@@ -256,7 +254,7 @@ def test_an_instance_without_the_tool_leaves_the_task_to_one_that_has_it(one, pa
     with counting(path, "another") as stranger:
         dies(one)
         assert eventually(lambda: stranger.row(task)["owner"] is None)
-        stranger.tasks.take_up()
+        sweep(stranger)
         assert (stranger.row(task)["status"], stranger.row(task)["deaths"]) == ("working", 1)
         assert not stranger.tasks.running
         with counting(path) as heir:
@@ -312,7 +310,7 @@ def test_rows_with_a_death_run_one_after_the_other(one, two):
     assert eventually(lambda: sum(two.row(task)["owner"] is None for task in tasks) == 2)
     for task in tasks:
         assert two.row(task)["deaths"] == 1
-    two.tasks.take_up()
+    sweep(two)
     assert two.began.empty()
     two.gate.release()  # a recorded step: this one is no killer, the next one may begin
     assert sorted([two.step(), two.step()]) == [1, 2]
@@ -509,7 +507,7 @@ def test_an_expired_task_is_purged_and_its_worker_is_told(one, two, clock, lines
     """MAY (Tasks Extension › Tasks): the server may discard the task after its ttl has elapsed."""
     task = one.create()
     clock.added = one.row(task)["ttl_ms"] / 1000 - 10
-    two.tasks.expire()
+    sweep(two)
     assert one.status(task) == "working"
     clock.added += 20
     assert eventually(lambda: "error" in two.call("get", task))
@@ -536,7 +534,7 @@ def test_a_task_that_is_finished_is_kept_until_it_expires(one, clock):
     task = one.create()
     finish(one, task, 2, 3, 4, 5)
     clock.added = one.row(task)["ttl_ms"] / 1000 - 10
-    one.tasks.expire()
+    sweep(one)
     assert one.status(task) == "completed"
     clock.added += 20
     assert eventually(lambda: "error" in one.call("get", task))

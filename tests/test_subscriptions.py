@@ -352,7 +352,7 @@ def test_a_subscription_takes_no_thread_and_is_forgotten_at_once(demo):
     """Choice: it is an entry in a table; whoever sees the client go takes it out of there, without waiting."""
     before = threading.active_count()
     exchanges = [listen(demo, Exchange(), EVERYTHING, id=number) for number in range(500)]
-    assert threading.active_count() == before
+    assert threading.active_count() <= before
     assert len(demo.subscriptions.open) == 500
     demo.list_changed("prompts")
     assert eventually(lambda: all(len(one.texts) == 2 for one in exchanges))

@@ -8,7 +8,20 @@ import sqlite3
 import threading
 
 import pytest
-from support import PATIENCE, TASKS, Listener, Recorder, alive, call_tool, eventually, message, octets, respond, running
+from support import (
+    PATIENCE,
+    TASKS,
+    Listener,
+    Recorder,
+    alive,
+    call_tool,
+    eventually,
+    message,
+    octets,
+    respond,
+    running,
+    sweep,
+)
 
 import reference_server
 from reference_server import (
@@ -328,7 +341,7 @@ def test_nothing_changes_a_task_that_has_ended_and_nobody_is_told(server, name, 
     with Listener(server, {"taskIds": [task], "toolsListChanged": True}, capabilities=HAS_TASKS) as listener:
         assert is_acknowledgement(server, cancel(server, task))
         assert is_acknowledgement(server, update(server, task, {"a": answer}))
-        server.tasks.expire()
+        sweep(server)
         server.list_changed("tools")
         assert listener.next()["method"] == "notifications/tools/list_changed"
     assert get(server, task) == before
@@ -400,7 +413,7 @@ def test_however_the_function_ends_the_task_has_failed_once(server, way, functio
     assert view["status"] == "failed", view
     assert view["error"]["code"] in (-32603, -32000) and isinstance(view["statusMessage"], str)
     assert eventually(lambda: not server.tasks.running)
-    server.tasks.take_up()
+    sweep(server)
     assert len(runs) == 1 and get(server, task) == view
 
 

@@ -40,8 +40,8 @@ from reference_server import Store, demo_server, elicit  # noqa: E402
 OPTIONS = ["--step-seconds", "0.02", "--keep-alive", "0.1", "--request-timeout", "1", "--idle-timeout", "2",
            "--write-timeout", "1", "--rate", "0"]
 GRANTED = 5e6  # octets of memory
-IDLE = 6.0  # seconds of it in which the processor use is measured
-SETTLED = 8.0  # seconds of silence after which every connection, task and spare thread has ended
+SETTLED = 10.0  # seconds of silence after which every connection, task and spare thread has ended
+IDLE = 3.0  # the last of them, in which the processor use is measured
 RESET = struct.pack("ii", 1, 0)  # SO_LINGER: close with a reset
 
 
@@ -61,18 +61,18 @@ def held(server: Process) -> Held:
     return Held(len(list((root / "task").iterdir())), len(list((root / "fd").iterdir())), memory)
 
 
-def processor_seconds(server: Process) -> float:
-    """What the threads that the server's process has now have used so far."""
+def used(server: Process) -> dict[str, float]:
+    """Seconds of processor that each thread of the server's process has used so far."""
     threads = Path(f"/proc/{server.popen.pid}/task").iterdir()
-    return sum(int((one / "schedstat").read_text().split()[0]) for one in threads) / 1e9
+    return {one.name: int((one / "schedstat").read_text().split()[0]) / 1e9 for one in threads}
 
 
 def held_idle(server: Process) -> Held:
-    """After the silence in which all that is left over ends, and the processor use of a while of it."""
+    """After the silence in which all that is left over ends, and the processor use of the last seconds of it."""
     time.sleep(SETTLED - IDLE)
-    before = processor_seconds(server)
+    before = used(server)
     time.sleep(IDLE)
-    return held(server)._replace(idle=(processor_seconds(server) - before) / IDLE)
+    return held(server)._replace(idle=sum(one - before[name] for name, one in used(server).items()) / IDLE)
 
 
 def keep_tasks(state: str, waiting: int = 1000, ended: int = 100_000) -> None:
