@@ -1595,14 +1595,6 @@ SUBSCRIPTION_ID = META + "subscriptionId"
 HERE = "<id>"  # stands for a subscription's id where a message is encoded once for many of them
 
 
-class Subscription(NamedTuple):
-    """One open subscriptions/listen: the way to its client, its id as JSON, what it is about as keys of the feed."""
-
-    exchange: Channel
-    id: bytes
-    keys: list[tuple[str, str]]
-
-
 class Subscriptions:
     """The open subscriptions, none of which has a thread, and the feed of changes, which the keeper delivers to them.
 
@@ -1612,8 +1604,8 @@ class Subscriptions:
     def __init__(self, server: Server) -> None:
         self.server, self.store = server, server.store
         self.lock = threading.Lock()
-        self.open: dict[Channel, Subscription] = {}
-        self.table: dict[tuple[str, str], dict[Channel, Subscription]] = {}  # topic and subject -> who hears of it
+        self.open: dict[Channel, tuple[bytes, list[tuple[str, str]]]] = {}  # -> the id, as JSON, and keys of the table
+        self.table: dict[tuple[str, str], dict[Channel, bytes]] = {}  # topic and subject -> who hears of it -> the id
         self.ending, self.ended = False, threading.Event()
         self.seen: int = self.store.read("SELECT coalesce(max(number), 0) FROM changes")[0][0]  # the keeper's
         self.next_comment = 0.0  # the keeper's: when it looks for streams that have been quiet for long
@@ -1625,17 +1617,16 @@ class Subscriptions:
         subjects = {topic: agreed.get(name, ()) for topic, name in FILTERS.items()}
         keys = [(topic, one) for topic, named in subjects.items() for one in ([""] if named is True else named)]
         exchange, subscription_id = request.channel, sse.encode_json(request.id)
-        subscription = Subscription(exchange, subscription_id, keys)
         acknowledged = notification("subscriptions/acknowledged", {"notifications": agreed})
         with self.lock:  # which the keeper takes, too: nothing goes out before this, and no change is missed
             # spec: Subscriptions › Acknowledgment: MUST send acknowledged as the first message
             if exchange.push(subscription_id.join(acknowledged)):
-                self.open[exchange] = subscription
+                self.open[exchange] = subscription_id, keys
                 for key in keys:
-                    self.table.setdefault(key, {})[exchange] = subscription
+                    self.table.setdefault(key, {})[exchange] = subscription_id
                 self.next_comment = min(self.next_comment, time.monotonic() + exchange.comment_due())
         if self.ending:
-            self.finish(subscription)
+            self.finish(exchange)
 
     def agree(self, request: Request) -> Json:
         """The part of the filter that this server serves to this user."""
@@ -1655,27 +1646,24 @@ class Subscriptions:
                  "taskIds": [one for one in dict.fromkeys(tasks) if one in mine]}
         return agreed | {name: subjects for name, subjects in named.items() if subjects}
 
-    def forget(self, exchange: Channel) -> bool:
-        """Out of the table, because its client has gone or because it ends; whether it was there."""
+    def forget(self, exchange: Channel) -> bytes | None:
+        """Out of the table, because its client has gone or because it ends; its id if it was there."""
         with self.lock:
-            subscription = self.open.pop(exchange, None)
-            for key in subscription.keys if subscription else ():
+            subscription_id, keys = self.open.pop(exchange, (None, []))
+            for key in keys:
                 del self.table[key][exchange]
                 if not self.table[key]:
                     del self.table[key]
-        return subscription is not None
+        return subscription_id
 
-    def finish(self, subscription: Subscription) -> None:
-        """Ends it from this server's side."""
-        if self.forget(subscription.exchange):
-            # spec: Subscriptions › Graceful Closure: SHOULD respond with an empty result before closing the stream
-            result = {"resultType": "complete", "_meta": {SUBSCRIPTION_ID: HERE, META + "serverInfo": self.server.info}}
-            subscription.exchange.finish(subscription.id.join(cut({"id": HERE, "result": result}, 2)))
-
-    def finish_all(self) -> None:
-        """Ends what is open."""
-        for subscription in list(self.open.values()):
-            self.finish(subscription)
+    def finish(self, *exchanges: Channel) -> None:
+        """Ends subscriptions from this server's side."""
+        # spec: Subscriptions › Graceful Closure: SHOULD respond with an empty result before closing the stream
+        result = {"resultType": "complete", "_meta": {SUBSCRIPTION_ID: HERE, META + "serverInfo": self.server.info}}
+        pieces = cut({"id": HERE, "result": result}, 2)
+        for exchange in exchanges:
+            if subscription_id := self.forget(exchange):
+                exchange.finish(subscription_id.join(pieces))
 
     def end(self, deadline: float) -> None:
         """At shutdown: has the keeper tell what there is to tell and end all of them, before the deadline."""
@@ -1695,7 +1683,7 @@ class Subscriptions:
             if news[0]["number"] > self.seen + 1:  # the others were purged before this instance came to them
                 log("changes were forgotten before they could be told: all subscriptions end")
                 self.server.tasks.stop_lost(list(self.server.tasks.running))
-                self.finish_all()
+                self.finish(*self.open)
             else:
                 self.server.tasks.stop_lost([subject for topic, subject in changes if topic == "task"])
                 for (topic, subject), detail in changes.items():
@@ -1705,20 +1693,20 @@ class Subscriptions:
                         rejection_for(broken)
             self.seen = news[-1]["number"]
         if self.ending:
-            self.finish_all()
+            self.finish(*self.open)
             self.ended.set()
 
     def tell(self, topic: str, subject: str, detail: str | None) -> None:
         """One change, encoded once for all who hear of it."""
         with self.lock:
-            concerned = list(self.table.get((topic, subject), {}).values())
+            concerned = dict(self.table.get((topic, subject), {}))
         if topic not in FILTERS:
             log(f"the feed has a change of an unknown kind: {topic}")
         elif concerned and (message := self.message(topic, subject, detail)):
-            for subscription in concerned:
-                if not subscription.exchange.push(subscription.id.join(message)):
+            for exchange, subscription_id in concerned.items():
+                if not exchange.push(subscription_id.join(message)):
                     log("a subscription ends: its client has gone, or is too far behind")
-                    self.finish(subscription)
+                    self.finish(exchange)
 
     def message(self, topic: str, subject: str, detail: str | None) -> list[bytes] | None:
         """The notification of a change; None for a task that is no longer there."""
@@ -1837,29 +1825,22 @@ class Store:
             self.execute("INSERT OR IGNORE INTO settings VALUES ('secret', ?)", secrets.token_hex(32))
             if self.shared:
                 self.begin_life()
-        self.patiently("PRAGMA journal_mode = WAL", time.monotonic() + WRITE_SECONDS)
+        self.run(self.db, "PRAGMA journal_mode = WAL", deadline=time.monotonic() + WRITE_SECONDS)
 
-    def run(self, db: sqlite3.Connection, statement: str, *values: Any) -> list[sqlite3.Row]:
-        """One statement on a connection whose lock is held; its rows."""
+    def run(self, db: sqlite3.Connection, statement: str, *values: Any, deadline: float = 0.0) -> list[sqlite3.Row]:
+        """One statement on a connection whose lock is held; its rows. It waits for others until the deadline."""
         # SQLite's text is UTF-8, which has no lone surrogates: they are kept, and looked for, as their escapes.
         stored = [one.encode("utf-8", "backslashreplace").decode() if isinstance(one, str) else one for one in values]
-        try:
-            return db.execute(statement, stored).fetchall()
-        except sqlite3.Error as problem:
-            if isinstance(problem, sqlite3.ProgrammingError) and not self.closing.is_set():
-                raise  # the caller's fault: a value of a type that cannot be kept
-            busy = getattr(problem, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_BUSY
-            raise (StoreBusy if busy else StoreTrouble)(str(problem)) from problem
-
-    def patiently(self, statement: str, deadline: float) -> None:
-        """A statement that waits for other processes' writes; in slices, so that it holds up nobody's end."""
         while True:
             try:
-                self.run(self.db, statement)
-                return
-            except StoreBusy:
-                if time.monotonic() >= deadline or self.closing.wait(0.005):
-                    raise
+                return db.execute(statement, stored).fetchall()
+            except sqlite3.Error as problem:
+                if isinstance(problem, sqlite3.ProgrammingError) and not self.closing.is_set():
+                    raise  # the caller's fault: a value of a type that cannot be kept
+                busy = getattr(problem, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_BUSY
+                # in short slices, since nothing ends SQLite's own wait, and this must hold up nobody's end
+                if not busy or time.monotonic() >= deadline or self.closing.wait(0.005):
+                    raise (StoreBusy if busy else StoreTrouble)(str(problem)) from problem
 
     @contextlib.contextmanager
     def transaction(self, patience: float | None = None) -> Iterator[None]:
@@ -1876,11 +1857,11 @@ class Store:
             if self.inside:
                 yield
                 return
-            self.patiently("BEGIN IMMEDIATE", deadline)
+            self.run(self.db, "BEGIN IMMEDIATE", deadline=deadline)
             self.inside, before = True, self.db.total_changes
             try:
                 yield
-                self.patiently("COMMIT", deadline)
+                self.run(self.db, "COMMIT", deadline=deadline)
             finally:
                 self.inside = False
                 if self.db.in_transaction:

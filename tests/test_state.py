@@ -602,9 +602,9 @@ def statements(server):
     """What the server executes while everything that it keeps is used and swept once; each with its values."""
     seen, run = {}, Store.run
 
-    def noting(store, db, statement, *values):
+    def noting(store, db, statement, *values, **more):
         seen[statement] = values
-        return run(store, db, statement, *values)
+        return run(store, db, statement, *values, **more)
 
     server.store.run = types.MethodType(noting, server.store)
     cart = call_tool(server, "create_cart")["result"]["structuredContent"]["cartId"]

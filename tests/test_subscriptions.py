@@ -358,8 +358,8 @@ def test_a_subscription_takes_no_thread_and_is_forgotten_at_once(demo):
     assert eventually(lambda: all(len(one.texts) == 2 for one in exchanges))
     assert [one.messages[1]["params"]["_meta"] for one in exchanges] == [{ID: number} for number in range(500)]
     for one in exchanges:
-        assert demo.subscriptions.forget(one) is True
-        assert demo.subscriptions.forget(one) is False
+        assert demo.subscriptions.forget(one)
+        assert demo.subscriptions.forget(one) is None
     assert demo.subscriptions.open == demo.subscriptions.table == {}
 
 
@@ -390,7 +390,7 @@ def test_an_id_or_a_uri_that_looks_like_the_mark_is_itself(demo):
     demo.resource_updated(uri)
     assert eventually(lambda: len(exchange.texts) == 2)
     assert exchange.messages[1]["params"] == {"_meta": {ID: reference_server.HERE}, "uri": uri}
-    demo.subscriptions.finish(demo.subscriptions.open[exchange])
+    demo.subscriptions.finish(exchange)
     assert exchange.messages[2]["id"] == exchange.messages[2]["result"]["_meta"][ID] == reference_server.HERE
 
 
