@@ -51,6 +51,7 @@ import collections
 import contextlib
 import datetime
 import errno
+import glob
 import hashlib
 import hmac
 import itertools
@@ -103,11 +104,15 @@ STATUS_LINES = {status.value: f"{status.value} {status.phrase}" for status in HT
 
 MAX_MESSAGE = 1 << 20  # octets of one message, over HTTP and stdio
 MAX_QUEUED = 1000  # notifications that a subscription may be behind before it is dropped
+MAX_NAMED = 1000  # resources and tasks that a subscription may name
+MAX_CHANGES = 10_000  # changes that the feed holds, for instances that come late to it
 MAX_TASKS = 100  # unfinished tasks of one user
+MAX_KEPT, MAX_KEPT_OCTETS = 1000, 16 << 20  # handles of one user; and tasks, those included that have ended
+MAX_DEATHS = 3  # of the processes that ran a task, one after the other, before it has failed
 STATE_SECONDS = 600  # how long a requestState may travel
 HANDLE_SECONDS = 86_400  # how long a cart or hold that nobody touches is kept
-LEASE_SECONDS = 2.0  # how long a task may go without a sign of life of its worker
-KEEPER_SECONDS = 0.2  # how often leases are renewed and other instances' changes are looked for
+WRITE_SECONDS = 5.0  # how long a write waits for others, of this process and of others
+KEEPER_SECONDS = 0.2  # how often the dead, the expired and other instances' changes are looked for
 
 
 class Rejection(Exception):
@@ -416,6 +421,7 @@ class Endpoint(BaseHTTPRequestHandler, Exchange):
         """A subscription's next message, never waiting; False if its client is gone or too far behind."""
         with self.lock:
             self.parked = self.close_connection = True
+            self.octets = self.body = b""  # nothing of the request is kept but its way back
             if self.over or self.reason or self.client.outbox.behind >= MAX_QUEUED:
                 return False
             self.send_message(text)
@@ -541,9 +547,9 @@ def rejection_for(problem: BaseException) -> Rejection:
         return Rejection(None, str(problem), status=problem.status, fields=problem.fields, rule=problem.rule)
     if isinstance(problem, HeaderMismatch):
         return Rejection(HEADER_MISMATCH, f"Header mismatch: {problem}", rule=problem.rule)
-    if isinstance(problem, sqlite3.Error):
+    if isinstance(problem, StoreTrouble):
         log(f"the state cannot be used: {problem}")
-        return Rejection(INTERNAL_ERROR, "The server cannot reach its state at the moment")
+        return Rejection(INTERNAL_ERROR, "The server cannot reach its state at the moment", rule="choice: no detail")
     log_fault(problem)
     return Rejection(INTERNAL_ERROR, "Internal error")
 
@@ -580,7 +586,7 @@ class Request:
         self.capabilities: Json = self.meta.get(CAPABILITIES_KEY, {})
         self.exchange, self.user = exchange, user
         self.reported: float | None = None  # the highest progress so far
-        self.responses: Json = {}  # the checked inputResponses of a retried request
+        self.responses: Json = {}  # the inputResponses of a retried request; in a task, all answers so far
         self.state: Any = None  # what `input_required(state=…)` sealed in the round before
 
     @property
@@ -600,7 +606,7 @@ class Request:
 
     @property
     def done(self) -> float:
-        """The progress reported so far; a task that was taken up again starts where it stopped."""
+        """The progress reported so far; in a task, by the runs before this one too: go on after it."""
         return self.reported or 0
 
     def emit(self, message: Json) -> None:
@@ -674,9 +680,11 @@ class Request:
     def as_task(self, required: bool = False, ttl_ms: int = 3_600_000) -> None:
         """From here on the work outlives the connection.
 
-        For a client that declared the tasks extension this does not return: its answer is a task handle, and a task
-        worker runs the tool's function again from the top, where this call does nothing. Other clients wait for the
-        result as before, or get -32021 when the tool cannot do without (`required`).
+        For a client that declared the tasks extension this does not return: its answer is a task handle, and the tool's
+        function runs again from the top, in a task, where this call does nothing. It runs from the top once more
+        whenever there is something to do: a question has been answered, or the process has died. So what it does
+        before its first step should be cheap, and each step should be done only if `done` says that it is not yet.
+        Other clients wait for the result as before, or get -32021 when the tool cannot do without (`required`).
         """
         self.may_wait()
         # spec: Tasks Extension › Capability Negotiation: MUST NOT return CreateTaskResult to a client without it
@@ -686,7 +694,11 @@ class Request:
             self.require(NEEDS_TASKS)
 
     def ask(self, requests: Json) -> Json:
-        """In a task: waits for the answers to these input requests; they are in `responses` too."""
+        """In a task: the answers to these input requests, which are in `responses` too.
+
+        While one is missing this does not return, and nobody waits: the function unwinds, the client is asked, and the
+        function runs again from the top, up to here and on. A key names one question for the life of the task.
+        """
         raise RuntimeError("only a task can ask while it runs; return input_required(…) instead")
 
     def can_ask(self) -> bool:
@@ -868,7 +880,7 @@ class Server:
         self.subscriptions, self.tasks = Subscriptions(self), Tasks(self)
         self.stopped = threading.Event()
         self.keeper = threading.Thread(target=self.keep, name="keeper", daemon=True)
-        self.methods: dict[str, Callable[[Request], Json | None]] = {
+        self.methods: dict[str, Callable[[Request], Json | None]] = {  # None: the answer comes later, by `end`
             "server/discover": self.discover, "tools/list": self.list_tools, "tools/call": self.call_tool,
             "resources/list": self.list_resources, "resources/templates/list": self.list_templates,
             "resources/read": self.read_resource, "prompts/list": self.list_prompts, "prompts/get": self.get_prompt,
@@ -922,52 +934,63 @@ class Server:
 
     def list_changed(self, kind: str) -> None:
         """Tells subscribers that the list of tools, prompts or resources has changed."""
-        self.subscriptions.publish(kind)
+        self.store.tell(kind)
 
     def resource_updated(self, uri: str) -> None:
         """Tells the subscribers of this resource that it has changed."""
-        self.subscriptions.publish("resource", uri)
+        self.store.tell("resource", uri)
 
     def set_listed(self, name: str, listed: bool) -> None:
         """Lists or unlists a tool that was registered with `listed=False`, on every instance."""
-        self.store.execute("UPDATE settings SET value = ? WHERE name = ?", "yes" if listed else "no", f"listed {name}")
-        self.list_changed("tools")
+        with self.store.transaction():
+            self.store.execute("UPDATE settings SET value = ? WHERE name = ?", "yes" if listed else "no",
+                               f"listed {name}")
+            self.list_changed("tools")
 
     def is_listed(self, tool: Tool) -> bool:
         """Whether clients can see and call the tool at this moment."""
         question = "SELECT 1 FROM settings WHERE name = ? AND value = 'yes'"
-        return not tool.switchable or self.store.execute(question, f"listed {tool.definition['name']}") != []
+        return not tool.switchable or self.store.read(question, f"listed {tool.definition['name']}") != []
 
     # its life
 
     def start(self) -> None:
-        """Begins the housekeeping, and takes up the tasks that a dead instance has left."""
+        """Begins the housekeeping."""
         if not self.compares_headers:
             log("WARNING: this server does not compare the headers with the body: anyone can walk past a gateway")
-        with state_trouble_logged():
-            self.tasks.adopt_all()
+        self.store.committed.set()
         self.keeper.start()
 
     def keep(self) -> None:
-        """The keeper's loop; `stopped` wakes it. Trouble with the state is logged when it begins."""
-        trouble = False
-        while not self.stopped.wait(KEEPER_SECONDS):
-            try:
-                self.tasks.renew()
-                self.subscriptions.deliver_others()
-                self.store.purge()
-                trouble = False
-            except sqlite3.Error as problem:
-                if not trouble:
-                    log(f"the state cannot be used: {problem}")
-                trouble = True
+        """The keeper's loop, which a commit wakes. It survives whatever happens, and says so when it begins."""
+        said: set[str] = set()
+        again, next_sweep = True, 0.0
+        while not self.stopped.is_set():
+            if woken := self.store.committed.wait(max(0.001, next_sweep - time.monotonic())):
+                self.store.committed.clear()  # before the rows are read: what comes after it wakes again
+            duties = []
+            if woken or again or self.store.has_changed():
+                duties += [self.subscriptions.deliver, self.tasks.take_up]
+            if time.monotonic() >= next_sweep:
+                duties += [self.subscriptions.comment, self.tasks.give_up_dead, self.tasks.expire, self.store.purge]
+                next_sweep = time.monotonic() + KEEPER_SECONDS
+            again = False
+            for duty in duties:
+                try:
+                    duty()
+                    said.discard(repr(duty))
+                except BaseException as problem:
+                    again = True
+                    if not isinstance(problem, StoreBusy) and repr(duty) not in said:
+                        said.add(repr(duty))
+                        rejection_for(problem)  # logs it
 
     def stop(self) -> None:
         """Ends the housekeeping and leaves running tasks to other instances."""
         self.stopped.set()
-        with state_trouble_logged():
-            self.tasks.release()
-        self.keeper.join()
+        self.store.committed.set()
+        self.keeper.join(0.5)
+        self.tasks.release()
 
     # one request
 
@@ -1119,12 +1142,12 @@ Function = Callable[..., Any]
 
 
 @contextlib.contextmanager
-def state_trouble_logged() -> Iterator[None]:
+def state_trouble_logged(what: str) -> Iterator[None]:
     """For what can wait until the state can be used again."""
     try:
         yield
-    except sqlite3.Error as problem:
-        log(f"the state cannot be used: {problem}")
+    except StoreTrouble as problem:
+        log(f"{what}: {problem}")
 
 
 def register_in(table: dict[Any, Any], key: Any, *entry: Json) -> Callable[[Function], Function]:
@@ -1241,228 +1264,457 @@ class RateLimit:
 
 FILTERS = {"tools": "toolsListChanged", "prompts": "promptsListChanged", "resources": "resourcesListChanged",
            "resource": "resourceSubscriptions", "task": "taskIds"}
-
-
-class Subscription(NamedTuple):
-    """One open subscriptions/listen: what was agreed, and the queue from publishers to its own thread."""
-
-    request: Request
-    agreed: Json
-    queue: queue.SimpleQueue[Json | None]  # None: look whether to go on
+SUBSCRIPTION_ID = META + "subscriptionId"
+HERE = "<id>"  # stands for a subscription's id where a message is encoded once for many of them
 
 
 class Subscriptions:
-    """The open subscriptions, and the feed of changes from the other instances on the same state file.
+    """The open subscriptions, none of which has a thread, and the feed of changes, which the keeper delivers to them.
 
-    `lock` guards `open`; listening threads add and remove, publishers and the keeper read.
+    `lock` guards `open` and `table`; who listens, who hangs up and the keeper take it, none of them for long.
     """
 
     def __init__(self, server: Server) -> None:
         self.server, self.store = server, server.store
         self.lock = threading.Lock()
-        self.open: list[Subscription] = []
-        self.ending = False
-        self.seen = self.store.execute("SELECT coalesce(max(number), 0) AS seen FROM changes")[0]["seen"]
+        self.open: dict[Exchange, tuple[bytes, list[tuple[str, str]]]] = {}  # -> the id, as JSON, and keys of the table
+        self.table: dict[tuple[str, str], dict[Exchange, bytes]] = {}  # topic and subject -> who hears of it -> the id
+        self.ending, self.ended = False, threading.Event()
+        self.seen: int = self.store.read("SELECT coalesce(max(number), 0) FROM changes")[0][0]  # the keeper's
+        self.next_comment = 0.0  # the keeper's: when it looks for streams that have been quiet for long
 
     def listen(self, request: Request) -> None:
-        """subscriptions/listen: acknowledges, then passes on what was agreed until somebody ends it."""
-        subscription = Subscription(request, self.agree(request), queue.SimpleQueue())
-        with self.lock:
+        """subscriptions/listen: acknowledged and entered into the table; the answer comes when somebody ends it."""
+        agreed = self.agree(request)
+        subjects = {topic: agreed.get(name, ()) for topic, name in FILTERS.items()}
+        keys = [(topic, one) for topic, named in subjects.items() for one in ([""] if named is True else named)]
+        exchange, subscription_id = request.exchange, sse.encode_json(request.id)
+        acknowledged = notification("subscriptions/acknowledged", {"notifications": agreed})
+        with self.lock:  # which the keeper takes, too: nothing goes out before this, and no change is missed
             # spec: Subscriptions › Acknowledgment: MUST send acknowledged as the first message
-            self.push(subscription, "notifications/subscriptions/acknowledged", {"notifications": subscription.agreed})
-            self.open.append(subscription)
+            if exchange.push(subscription_id.join(acknowledged)):
+                self.open[exchange] = subscription_id, keys
+                for key in keys:
+                    self.table.setdefault(key, {})[exchange] = subscription_id
+                self.next_comment = min(self.next_comment, time.monotonic() + exchange.comment_due())
+        if self.ending:
+            self.finish(exchange)
 
     def agree(self, request: Request) -> Json:
         """The part of the filter that this server serves to this user."""
         wanted = request.params["notifications"]
-        if wanted.get("taskIds"):
+        uris, tasks = wanted.get("resourceSubscriptions", []), wanted.get("taskIds", [])
+        if len(uris) + len(tasks) > MAX_NAMED:
+            raise Rejection(INVALID_PARAMS, f"A subscription may name at most {MAX_NAMED} resources and tasks",
+                            rule="choice: what one request costs is bounded")
+        if tasks:
             request.require(NEEDS_TASKS)
         offered = {"toolsListChanged": self.server.tools, "promptsListChanged": self.server.prompts,
                    "resourcesListChanged": self.server.resources}
         agreed: Json = {name: True for name, table in offered.items() if wanted.get(name) and table}
-        if uris := [uri for uri in wanted.get("resourceSubscriptions", ()) if self.server.find_resource(uri)]:
-            agreed["resourceSubscriptions"] = uris
-        if tasks := [one for one in wanted.get("taskIds", ()) if self.server.tasks.find(one, request.user)]:
-            agreed["taskIds"] = tasks
-        return agreed
+        mine = {row["id"] for row in self.store.read("SELECT id FROM tasks WHERE user = ? AND id IN (SELECT value FROM"
+                                                     " json_each(?))", request.user, json.dumps(tasks))}
+        named = {"resourceSubscriptions": [one for one in dict.fromkeys(uris) if self.server.find_resource(one)],
+                 "taskIds": [one for one in dict.fromkeys(tasks) if one in mine]}
+        return agreed | {name: subjects for name, subjects in named.items() if subjects}
 
-    def push(self, one: Subscription, method: str, params: Json) -> None:
-        # spec: Subscriptions › Receiving Notifications: all carry the id of the listen request in _meta
-        meta = {"_meta": {META + "subscriptionId": one.request.id}}
-        message = {"jsonrpc": "2.0", "method": method, "params": meta | params}
-        if not one.request.exchange.push(sse.encode_json(message)):
-            self.finish(one)
-
-    def finish(self, one: Subscription) -> None:
-        if one in self.open:
-            self.open.remove(one)
-        result = self.server.complete_result(one.request, {"_meta": {META + "subscriptionId": one.request.id}})
-        one.request.exchange.end(sse.encode_json({"jsonrpc": "2.0", "id": one.request.id, "result": result}))
-
-    def forget(self, exchange: Exchange) -> None:
+    def forget(self, exchange: Exchange) -> bytes | None:
+        """Out of the table, because its client has gone or because it ends; its id if it was there."""
         with self.lock:
-            self.open = [one for one in self.open if one.request.exchange is not exchange]
-        log(f"subscriptions/listen ended ({exchange.reason})")
+            subscription_id, keys = self.open.pop(exchange, (None, []))
+            for key in keys:
+                del self.table[key][exchange]
+                if not self.table[key]:
+                    del self.table[key]
+        return subscription_id
 
-    def publish(self, topic: str, subject: str = "") -> None:
-        """Tells this instance's subscribers now, and the other instances' at their next look."""
-        self.store.execute("INSERT INTO changes (origin, topic, subject, at) VALUES (?, ?, ?, ?)",
-                           self.store.instance, topic, subject, time.time())
-        self.deliver(topic, subject)
+    def finish(self, *exchanges: Exchange) -> None:
+        """Ends subscriptions from this server's side."""
+        # spec: Subscriptions › Graceful Closure: SHOULD respond with an empty result before closing the stream
+        result = {"resultType": "complete", "_meta": {SUBSCRIPTION_ID: HERE, META + "serverInfo": self.server.info}}
+        pieces = cut({"id": HERE, "result": result}, 2)
+        for exchange in exchanges:
+            if subscription_id := self.forget(exchange):
+                exchange.end(subscription_id.join(pieces))
 
-    def deliver(self, topic: str, subject: str) -> None:
-        """Puts a change into the queue of each subscription that agreed to it; drops one that is too far behind."""
+    def end(self, deadline: float) -> None:
+        """At shutdown: has the keeper tell what there is to tell and end all of them, before the deadline."""
+        self.ending = True
+        self.store.committed.set()
+        self.ended.wait(max(0.0, deadline - time.monotonic()))
+
+    # on the keeper's thread
+
+    def deliver(self) -> None:
+        """Passes on what the feed has brought, in its order; nobody who may have missed something is left in doubt."""
+        if news := self.store.read("SELECT * FROM changes WHERE number > ? ORDER BY number", self.seen):
+            # one notification a subject: it tells how things stand, and they stand as they do now
+            changes = {(row["topic"], row["subject"]): row["detail"] for row in news}
+            if news[0]["number"] > self.seen + 1:  # the others were purged before this instance came to them
+                log("changes were forgotten before they could be told: all subscriptions end")
+                self.server.tasks.stop_lost(list(self.server.tasks.running))
+                self.finish(*self.open)
+            else:
+                self.server.tasks.stop_lost([subject for topic, subject in changes if topic == "task"])
+                for (topic, subject), detail in changes.items():
+                    try:
+                        self.tell(topic, subject, detail)
+                    except ValueError as broken:  # one row that cannot be read keeps nobody from hearing of the others
+                        rejection_for(broken)
+            self.seen = news[-1]["number"]
+        if self.ending:
+            self.finish(*self.open)
+            self.ended.set()
+
+    def tell(self, topic: str, subject: str, detail: str | None) -> None:
+        """One change, encoded once for all who hear of it."""
         with self.lock:
-            concerned = [one for one in self.open if (agreed := one.agreed.get(FILTERS[topic]))
-                         and (agreed is True or subject in agreed)]
-            message = self.message(topic, subject) if concerned else None
-            for one in concerned:
-                if message:
-                    self.push(one, message["method"], message["params"])
+            concerned = dict(self.table.get((topic, subject), {}))
+        if topic not in FILTERS:
+            log(f"the feed has a change of an unknown kind: {topic}")
+        elif concerned and (message := self.message(topic, subject, detail)):
+            for exchange, subscription_id in concerned.items():
+                if not exchange.push(subscription_id.join(message)):
+                    log("a subscription ends: its client has gone, or is too far behind")
+                    self.finish(exchange)
 
-    def message(self, topic: str, subject: str) -> Json | None:
-        """The notification of a change; None for a task that has expired."""
-        if topic == "task":
-            row = self.server.tasks.find(subject)
-            return {"method": "notifications/tasks", "params": task_view(row)} if row else None
+    def message(self, topic: str, subject: str, detail: str | None) -> list[bytes] | None:
+        """The notification of a change; None for a task that is no longer there."""
         if topic == "resource":
-            return {"method": "notifications/resources/updated", "params": {"uri": subject}}
-        return {"method": f"notifications/{topic}/list_changed", "params": {}}
+            return notification("resources/updated", {"uri": subject})
+        if topic != "task":
+            return notification(f"{topic}/list_changed", {})
+        if detail:
+            return notification("tasks", json.loads(detail))
+        rows = self.store.read("SELECT * FROM tasks WHERE id = ?", subject)
+        return notification("tasks", task_view(rows[0])) if rows else None
 
-    def deliver_others(self) -> None:
-        """The keeper: passes on what other instances have published."""
-        for change in self.store.execute("SELECT * FROM changes WHERE number > ? ORDER BY number", self.seen):
-            self.seen = change["number"]
-            if change["origin"] != self.store.instance:
-                self.deliver(change["topic"], change["subject"])
-
-    def end(self) -> None:
-        """At shutdown."""
-        with self.lock:
-            for one in list(self.open):
-                self.finish(one)
+    def comment(self) -> None:
+        """Comments on the streams that have been quiet for the keep-alive interval, late by at most a fifteenth."""
+        if time.monotonic() >= self.next_comment:
+            with self.lock:
+                exchanges = list(self.open)
+            for exchange in exchanges:
+                exchange.keep_alive()
+            due = [one for exchange in exchanges if (one := exchange.comment_due()) < math.inf]
+            self.next_comment = time.monotonic() + max(min(due), max(due) / 15) if due else 0.0
 
 
-# -------------------------------------------------------------------- the store: a handle is a row, a lease a column
+def notification(name: str, params: Json) -> list[bytes]:
+    """A notification for many subscriptions, in two pieces: the id of each goes between."""
+    # spec: Subscriptions › Receiving Notifications: all carry the id of the listen request in _meta
+    return cut({"method": f"notifications/{name}", "params": {"_meta": {SUBSCRIPTION_ID: HERE}} | params})
 
+
+def cut(message: Json, places: int = 1) -> list[bytes]:
+    """A message in JSON, cut where the id of a subscription goes."""
+    return sse.encode_json({"jsonrpc": "2.0"} | message).split(sse.encode_json(HERE), places)
+
+
+# ------------------------------------------------------------------------- the store: a handle is a row, life a lock
+
+APPLICATION_ID, SCHEMA_VERSION = 0x4D435028, 1
 SCHEMA = (
-    "CREATE TABLE IF NOT EXISTS settings (name TEXT PRIMARY KEY, value TEXT)",
-    "CREATE TABLE IF NOT EXISTS handles (id TEXT PRIMARY KEY, kind TEXT, user TEXT, value TEXT, used REAL)",
-    "CREATE TABLE IF NOT EXISTS changes (number INTEGER PRIMARY KEY AUTOINCREMENT, origin TEXT, topic TEXT,"
-    " subject TEXT, at REAL)",
-    "CREATE TABLE IF NOT EXISTS tasks (id TEXT PRIMARY KEY, user TEXT, request TEXT, status TEXT, message TEXT,"
-    " created REAL, updated REAL, ttl_ms INTEGER, done REAL, asked TEXT DEFAULT '{}', answers TEXT DEFAULT '{}',"
-    " outcome TEXT, owner TEXT, lease REAL)",
+    f"PRAGMA application_id = {APPLICATION_ID}", f"PRAGMA user_version = {SCHEMA_VERSION}",
+    "CREATE TABLE settings (name TEXT PRIMARY KEY, value TEXT)",
+    "CREATE TABLE changes (number INTEGER PRIMARY KEY, topic TEXT, subject TEXT, detail TEXT)",
+    "CREATE TABLE handles (id TEXT PRIMARY KEY, kind TEXT, user TEXT, used REAL, value TEXT,"
+    " size INTEGER AS (length(CAST(value AS BLOB))))",
+    "CREATE INDEX handles_of ON handles (user, size)",
+    "CREATE INDEX handles_used ON handles (used)",
+    "CREATE TABLE tasks (id TEXT PRIMARY KEY, user TEXT, tool TEXT, status TEXT DEFAULT 'working', message TEXT,"
+    " created REAL, updated REAL, ttl_ms INTEGER, expires REAL AS (created + ttl_ms / 1000.0), done REAL,"
+    " owner TEXT, run INTEGER DEFAULT 1, deaths INTEGER DEFAULT 0, asked TEXT DEFAULT '{}',"
+    " request TEXT, answers TEXT DEFAULT '{}', outcome TEXT DEFAULT '{}',"
+    " size INTEGER AS (length(CAST(request || answers || outcome AS BLOB))))",
+    "CREATE INDEX tasks_of ON tasks (user, status, size)",
+    "CREATE INDEX tasks_expire ON tasks (expires)",
+    "CREATE INDEX tasks_working ON tasks (owner, tool, deaths) WHERE status = 'working'",
 )
-APPLICATION_ID = 0x4D435028
+
+
+class StoreTrouble(Exception):
+    """The state cannot be used. An exception of the store's own: a sqlite3.Error is the tool's that raises it."""
+
+
+class StoreBusy(StoreTrouble):
+    """Somebody writes for longer than this write would wait."""
 
 
 class Store:
     """What outlives a request, in SQLite: in memory, or in a file that several instances share.
 
-    `lock` guards the connection, which every thread uses. An instance waits at most 5 s for another's write.
+    `lock` guards the connection that writes. Reading has a connection and a lock (`reading`) of its own, and waits for
+    nobody's write; in memory it shares both.
     """
 
     def __init__(self, path: str = ":memory:") -> None:
-        self.instance = secrets.token_hex(8)
-        self.lock = threading.RLock()
-        self.db = sqlite3.connect(path, timeout=5, isolation_level=None, check_same_thread=False)
-        self.db.row_factory = sqlite3.Row
+        self.instance, self.shared = secrets.token_hex(8), path != ":memory:"
+        self.path = os.path.realpath(path) if self.shared else path
+        self.committed, self.closing = threading.Event(), threading.Event()  # the first wakes the keeper
+        self.running: dict[str, TaskRequest] = {}  # what `Tasks` has running on this instance
+        self.lock, self.inside, self.life = threading.RLock(), False, -1
+        with contextlib.suppress(OSError):
+            if self.shared:  # SQLite gives the files that it makes beside it the same mode
+                os.close(os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
+                os.chmod(self.path, 0o600)
+        self.reader = self.db = self.connect(0)
+        self.reading: contextlib.AbstractContextManager[Any] = self.lock
         try:
             self.prepare()
-        except sqlite3.Error:
-            self.db.close()
+            if self.shared:
+                self.reader, self.reading = self.connect(1), threading.Lock()
+            self.version = self.read("PRAGMA data_version")[0][0]
+            self.file = os.stat(self.path) if self.shared else None
+            self.secret = bytes.fromhex(self.read("SELECT value FROM settings WHERE name = 'secret'")[0]["value"])
+        except BaseException:
+            self.close()
             raise
-        self.secret = bytes.fromhex(self.execute("SELECT value FROM settings WHERE name = 'secret'")[0]["value"])
+
+    def connect(self, timeout: float) -> sqlite3.Connection:
+        """A connection. A reader waits only where somebody mends what a killed process has left."""
+        try:
+            db = sqlite3.connect(self.path, timeout, isolation_level=None, check_same_thread=False)
+        except sqlite3.Error as problem:
+            raise StoreTrouble(str(problem)) from problem
+        db.row_factory = sqlite3.Row
+        return db
 
     def prepare(self) -> None:
-        """Makes the tables in a new file; sqlite3.Error for a file that cannot be used or is not ours."""
+        """Makes the tables in a new file, and this instance's lock. StoreTrouble for a file that is not ours."""
         with self.transaction():
-            tables = self.execute("SELECT count(*) AS count FROM sqlite_master")[0]["count"]
-            if tables and self.execute("PRAGMA application_id")[0][0] != APPLICATION_ID:
-                raise sqlite3.DatabaseError("it belongs to another program")
-            for statement in SCHEMA:
-                self.execute(statement)
-            self.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+            if not self.execute("SELECT 1 FROM sqlite_master"):
+                for statement in SCHEMA:
+                    self.execute(statement)
+            if self.execute("PRAGMA application_id")[0][0] != APPLICATION_ID:
+                raise StoreTrouble("it belongs to another program")
+            if (version := self.execute("PRAGMA user_version")[0][0]) != SCHEMA_VERSION:
+                raise StoreTrouble(f"it was made by another version of this program (its format is {version}, and here"
+                                   f" {SCHEMA_VERSION}); take a new file")
             self.execute("INSERT OR IGNORE INTO settings VALUES ('secret', ?)", secrets.token_hex(32))
-        for _ in range(500):  # this one statement does not wait for other instances by itself
-            with contextlib.suppress(sqlite3.OperationalError):
-                self.execute("PRAGMA journal_mode = WAL")
-                break
-            time.sleep(0.01)
+            if self.shared:
+                self.begin_life()
+        self.run(self.db, "PRAGMA journal_mode = WAL", deadline=time.monotonic() + WRITE_SECONDS)
 
-    @contextlib.contextmanager
-    def transaction(self) -> Iterator[None]:
-        """Several statements that take effect together or not at all."""
-        with self.lock:
-            self.db.execute("BEGIN IMMEDIATE")
-            try:
-                yield
-                self.db.execute("COMMIT")
-            finally:
-                if self.db.in_transaction:
-                    self.db.execute("ROLLBACK")
-
-    def execute(self, statement: str, *values: Any) -> list[sqlite3.Row]:
-        """One statement, committed when this returns; its rows."""
+    def run(self, db: sqlite3.Connection, statement: str, *values: Any, deadline: float = 0.0) -> list[sqlite3.Row]:
+        """One statement on a connection whose lock is held; its rows. It waits for others until the deadline."""
         # SQLite's text is UTF-8, which has no lone surrogates: they are kept, and looked for, as their escapes.
         stored = [one.encode("utf-8", "backslashreplace").decode() if isinstance(one, str) else one for one in values]
-        with self.lock:
-            return self.db.execute(statement, stored).fetchall()
+        while True:
+            try:
+                return db.execute(statement, stored).fetchall()
+            except sqlite3.Error as problem:
+                if isinstance(problem, sqlite3.ProgrammingError) and not self.closing.is_set():
+                    raise  # the caller's fault: a value of a type that cannot be kept
+                busy = getattr(problem, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_BUSY
+                # in short slices, since nothing ends SQLite's own wait, and this must hold up nobody's end
+                if not busy or time.monotonic() >= deadline or self.closing.wait(0.005):
+                    raise (StoreBusy if busy else StoreTrouble)(str(problem)) from problem
+
+    @contextlib.contextmanager
+    def transaction(self, patience: float | None = None) -> Iterator[None]:
+        """Several statements that take effect together or not at all; inside another transaction, a part of it.
+
+        It waits for others' writes, this process's included, for 5 s (or `patience`) in all; StoreBusy after that.
+        """
+        deadline = time.monotonic() + (patience := WRITE_SECONDS if patience is None else patience)
+        if not self.lock.acquire(timeout=patience):
+            raise StoreBusy("database is locked")
+        try:
+            if self.closing.is_set():
+                raise StoreTrouble("the server stops")
+            if self.inside:
+                yield
+                return
+            self.run(self.db, "BEGIN IMMEDIATE", deadline=deadline)
+            self.inside, before = True, self.db.total_changes
+            try:
+                yield
+                self.run(self.db, "COMMIT", deadline=deadline)
+            finally:
+                self.inside = False
+                if self.db.in_transaction:
+                    self.run(self.db, "ROLLBACK")
+            if self.db.total_changes != before:
+                self.committed.set()
+        finally:
+            self.lock.release()
+
+    def execute(self, statement: str, *values: Any) -> list[sqlite3.Row]:
+        """One statement that writes, or reads what is about to be written; its rows."""
+        with self.transaction():
+            return self.run(self.db, statement, *values)
+
+    def read(self, statement: str, *values: Any) -> list[sqlite3.Row]:
+        """The rows of one SELECT, which waits for nobody's write."""
+        with self.reading:
+            return self.run(self.reader, statement, *values)
+
+    def tell(self, topic: str, subject: str = "", detail: str | None = None) -> None:
+        """A change for the feed, so that subscribers hear of it; to be called in the transaction that makes it true."""
+        with self.transaction():
+            added = "INSERT INTO changes (topic, subject, detail) VALUES (?, ?, ?) RETURNING number"
+            number = self.execute(added, topic, subject, detail)[0]["number"]
+            self.execute("DELETE FROM changes WHERE number <= ?", number - MAX_CHANGES)
+
+    def close(self) -> None:
+        """After the last request. A tool that does not stop keeps the lock: it lives as long as the process."""
+        self.closing.set()  # whoever waits for another process gives up
+        if self.lock.acquire(timeout=1):
+            if self.life in LOCKS and not self.running:
+                LOCKS.discard(self.life)
+                os.close(self.life)
+            with self.reading:
+                self.reader.close()
+            self.db.close()
+            self.lock.release()
+
+    # handles
 
     def new_handle(self, kind: str, user: str, value: Any) -> str:
-        """Keeps a value under a new name that nobody can guess, for this user alone."""
+        """Keeps a value under a new name that nobody can guess, for this user alone. ToolError: it is too much."""
         handle = f"{kind}_{secrets.token_urlsafe(16)}"
-        self.execute("INSERT INTO handles VALUES (?, ?, ?, ?, ?)", handle, kind, user, json.dumps(value), time.time())
+        with self.transaction():
+            self.execute("INSERT INTO handles VALUES (?, ?, ?, ?, ?)", handle, kind, user, time.time(),
+                         json.dumps(value))
+            self.check_room("handles", user)
         return handle
 
     def append(self, kind: str, handle: str, user: str, item: Any) -> list[Any] | None:
         """Adds to the list behind a handle and returns it; None if this user has no such handle."""
-        rows = self.execute("UPDATE handles SET value = json_insert(value, '$[#]', json(?)), used = ? WHERE id = ? AND"
-                            " kind = ? AND user = ? RETURNING value", json.dumps(item), time.time(), handle, kind, user)
+        with self.transaction():
+            rows = self.execute("UPDATE handles SET value = json_insert(value, '$[#]', json(?)), used = ? WHERE id = ?"
+                                " AND kind = ? AND user = ? RETURNING value", json.dumps(item), time.time(), handle,
+                                kind, user)
+            self.check_room("handles", user)
         return json.loads(rows[0]["value"]) if rows else None
 
-    def close(self) -> None:
-        """After the last request."""
-        with self.lock:
-            self.db.close()
+    def check_room(self, table: str, user: str) -> None:
+        """ToolError, which undoes the transaction, when it gives the user more than is kept for one."""
+        number, size = self.execute(f"SELECT count(*), coalesce(sum(size), 0) FROM {table} WHERE user = ?", user)[0]
+        if number > MAX_KEPT or size > MAX_KEPT_OCTETS:
+            raise ToolError(f"There is no room for more: {MAX_KEPT} {table}, of {MAX_KEPT_OCTETS >> 20} MiB in all, are"
+                            " kept for one user. Room comes with time, when old ones are forgotten.")
+
+    # Life is a lock on a file of one's own, which the kernel lets go when the process dies, however it dies. It is made
+    # and locked, and others are tried and removed, in a write transaction only: between its making and its locking, a
+    # finder would take it for a dead one's.
+
+    def begin_life(self) -> None:
+        """Takes this instance's lock; removes those that the dead have left."""
+        beside = f"{self.path}-instance-"
+        for path in glob.glob(glob.escape(beside) + "*"):
+            self.is_dead(path.removeprefix(beside))
+        try:
+            self.life = os.open(beside + self.instance, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+        except OSError as problem:
+            raise StoreTrouble(f"no lock can be made beside it: {problem.strerror}") from problem
+        LOCKS.add(self.life)
+        try_lock(self.life)
+
+    def is_dead(self, instance: str) -> bool:
+        """Whether its lock is free, or not there."""
+        path = f"{self.path}-instance-{instance}"
+        try:
+            descriptor = os.open(path, os.O_RDWR)
+        except OSError as problem:
+            return isinstance(problem, FileNotFoundError)
+        dead = try_lock(descriptor)
+        os.close(descriptor)
+        with contextlib.suppress(OSError):
+            if dead:
+                os.remove(path)
+        return dead
+
+    # on the keeper's thread
+
+    def has_changed(self) -> bool:
+        """Whether another process has committed since the last look; asked before the rows are read."""
+        with contextlib.suppress(StoreTrouble):  # who looks closer will meet it
+            before, self.version = self.version, self.read("PRAGMA data_version")[0][0]
+            return bool(self.version != before)
+        return True
 
     def purge(self) -> None:
-        """The keeper: forgets what has not been used for a day, and changes that every instance has seen."""
-        self.execute("DELETE FROM handles WHERE used < ?", time.time() - HANDLE_SECONDS)
-        self.execute("DELETE FROM changes WHERE at < ?", time.time() - 60)
+        """Forgets handles that have not been used for a day; says so when the file itself has gone."""
+        unused, day_ago = "SELECT id FROM handles WHERE used < ? LIMIT 1000", time.time() - HANDLE_SECONDS
+        if self.read(unused, day_ago):
+            with self.transaction(0):
+                self.execute(f"DELETE FROM handles WHERE id IN ({unused})", day_ago)
+        with contextlib.suppress(OSError):
+            if self.file is None or os.path.samestat(self.file, os.stat(self.path)):
+                return
+        self.file = None
+        log(f"{self.path} has been deleted or replaced: what is kept from now on will be lost")
+
+
+LOCKS: set[int] = set()  # the descriptors of the locks that this process lives by
+
+
+def close_locks() -> None:
+    """In a child process: one that goes on by itself would hold them beyond its parent's death."""
+    while LOCKS:
+        os.close(LOCKS.pop())
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=close_locks)
+
+
+def try_lock(descriptor: int) -> bool:
+    """Whether nobody else holds the lock on an open file. From here on this process does, until it closes it."""
+    with contextlib.suppress(OSError):
+        if sys.platform == "win32":
+            import msvcrt
+
+            msvcrt.locking(descriptor, msvcrt.LK_NBLCK, 1)
+        else:
+            import fcntl
+
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return True
+    return False
 
 
 # --------------------------------------------------------------------------------------------------------- tasks
 
 UNFINISHED = ("working", "input_required")
-ACTIVE = f"status IN {UNFINISHED}"
+
+
+class Asks(BaseException):
+    """A question that has no answer yet, as its argument: the function unwinds here, see `Request.ask`."""
 
 
 class TaskRequest(Request):
-    """The request of a task: no client waits, so progress is written to the row and questions wait in it."""
+    """The request of one run of a task: no client waits, so steps and questions are written to the row."""
 
     def __init__(self, row: sqlite3.Row, tasks: Tasks) -> None:
         saved = json.loads(row["request"])
         super().__init__({"id": row["id"], "method": "tools/call", "params": saved["params"]}, Exchange(), row["user"])
-        self.responses, self.state = saved["responses"], saved["state"]
-        self.tasks, self.reported, self.owner = tasks, row["done"], row["owner"]
-        self.answered = threading.Event()  # set by tasks/update on this instance, and by cancel
+        self.tasks, self.row, self.saved, self.state, self.reported = tasks, row, saved, saved["state"], row["done"]
+        self.answers: Json = json.loads(row["answers"])
+        self.responses = saved["responses"] | self.answers
+        self.over = False  # the function has ended; threads that it has left behind are not heard any more
 
-    def record(self, **columns: Any) -> sqlite3.Row:
-        """Changes the row if it is still this worker's and not finished; otherwise the worker ends, by Cancelled."""
-        names = ", ".join(f"{name} = ?" for name in columns)
-        rows = self.tasks.store.execute(
-            f"UPDATE tasks SET {names}, updated = ? WHERE id = ? AND owner = ? AND {ACTIVE} RETURNING *",
-            *columns.values(), time.time(), self.id, self.owner)
-        if not rows or self.reason:
-            raise Cancelled(self.reason or "no longer this worker's")
-        self.tasks.server.subscriptions.publish("task", str(self.id))
-        return rows[0]
+    def record(self, **columns: Any) -> None:
+        """Changes the row if it is still this run's; otherwise the run ends, by Cancelled."""
+        store, names = self.tasks.store, ", ".join(f"{name} = ?" for name in columns)
+        with store.transaction():
+            mine = "id = ? AND owner = ? AND run = ? AND status = 'working'"
+            changed = not self.reason and store.execute(
+                f"UPDATE tasks SET {names}, deaths = 0, updated = ? WHERE {mine} RETURNING id", *columns.values(),
+                time.time(), self.id, self.row["owner"], self.row["run"])
+            if changed:
+                store.tell("task", str(self.id))
+        if not changed:
+            self.tasks.stop_lost([str(self.id)])
+            raise Cancelled(self.reason or "its run is over")
 
     def report(self, done: float, total: float | None, message: str | None) -> None:
-        """Records the step, so that another worker can go on after it."""
-        self.record(done=done, message=message or f"{done:g}" + (f" of {total:g}" if total else ""))
+        """Records the step, so that the next run can go on after it; one that cannot be written is dropped."""
+        if not self.over:
+            with state_trouble_logged(f"step {done:g} of task {self.id} is not recorded"):
+                self.record(done=done * 1.0, message=message or f"{done:g}" + (f" of {total:g}" if total else ""))
 
     def as_task(self, required: bool = False, ttl_ms: int = 3_600_000) -> None:
         """It is one already."""
@@ -1471,160 +1723,247 @@ class TaskRequest(Request):
         """Whether the client that created the task can show its user a form."""
         return self.declares({"elicitation": {"form": {}}})
 
-    def row(self) -> sqlite3.Row:
-        """The task as it stands; Cancelled when it is not to go on."""
-        row = self.tasks.find(str(self.id))
-        if self.reason or row is None:
-            raise Cancelled(self.reason or "expired")
-        return row
-
     def ask(self, requests: Json) -> Json:
-        """Waits until tasks/update has brought an answer to each; one that was given before is not asked for again."""
+        """The answers, once they are all there; until then the function unwinds here."""
         for wanted in requests.values():
             self.require(capability_for(wanted))
-        row = self.row()
-        if not requests.keys() <= json.loads(row["answers"]).keys():
-            row = self.record(status="input_required", asked=json.dumps(json.loads(row["asked"]) | requests))
-        while not requests.keys() <= (answers := json.loads(row["answers"])).keys():
-            self.answered.wait(KEEPER_SECONDS)
-            self.answered.clear()
-            row = self.row()
-        self.responses |= answers
-        return {key: answers[key] for key in requests}
+        if new := {key: wanted for key, wanted in requests.items() if key not in self.answers}:
+            raise Asks(new)
+        return {key: self.answers[key] for key in requests}
 
 
 class Tasks:
-    """tasks/get, tasks/update, tasks/cancel, and the workers. The row is the truth: a worker writes only while the row
-    names it as its owner, and whoever asks about a task whose lease has lapsed gives it a new one.
+    """tasks/get, tasks/update, tasks/cancel, and the workers. A row is worked on by the instance that it names as its
+    owner, in the run that it counts; a worker writes only while both are its own.
 
-    `running` (task id -> its request) is touched by workers, the keeper and tasks/*; single operations only.
+    A task runs from the top whenever there is something to do: when it has been created, when its questions have been
+    answered, when the process that ran it has died. `lock` guards `running` (task id -> the request of its run).
     """
 
     def __init__(self, server: Server) -> None:
-        self.server, self.store = server, server.store
-        self.running: dict[str, TaskRequest] = {}
+        self.server, self.store, self.running = server, server.store, server.store.running
+        self.lock = threading.Lock()
+
+    # tasks/*
 
     def create(self, request: Request, ttl_ms: int) -> Json:
         """A new task for this request, committed before its handle is sent."""
-        unfinished = "SELECT count(*) AS count FROM tasks WHERE user = ? AND " + ACTIVE
-        if self.store.execute(unfinished, request.user)[0]["count"] >= MAX_TASKS:
-            raise Rejection(429, f"{MAX_TASKS} tasks are unfinished", status=429, fields="Retry-After: 9\r\n")
-        task_id, now = secrets.token_urlsafe(24), time.time()
         saved = json.dumps({"params": request.params, "responses": request.responses, "state": request.state})
-        row = self.store.execute(
-            "INSERT INTO tasks (id, user, request, status, created, updated, ttl_ms, owner, lease)"
-            " VALUES (?, ?, ?, 'working', ?, ?, ?, ?, ?) RETURNING *", task_id, request.user, saved, now, now,
-            ttl_ms, secrets.token_hex(8), now + LEASE_SECONDS)[0]
-        self.start(row)
+        unfinished = f"SELECT count(*) FROM tasks WHERE user = ? AND status IN {UNFINISHED}"
+        try:
+            with self.worker() as go:
+                with self.store.transaction():
+                    row = self.store.execute(
+                        "INSERT INTO tasks (id, user, tool, created, updated, ttl_ms, owner, request) VALUES"
+                        " (?, ?, ?, ?, ?, ?, ?, ?) RETURNING *", secrets.token_urlsafe(24), request.user,
+                        request.params["name"], now := time.time(), now, ttl_ms, self.store.instance, saved)[0]
+                    self.store.check_room("tasks", request.user)
+                    if self.store.execute(unfinished, request.user)[0][0] > MAX_TASKS:
+                        raise ToolError(f"{MAX_TASKS} of your tasks are unfinished: cancel one, or wait for one.")
+                go(row)
+        except ToolError as full:
+            return text_result(str(full)) | {"isError": True}
         # spec: Tasks Extension › Polymorphic Results: MUST set resultType to "task"
         return {"resultType": "task"} | task_view(row)
 
-    def start(self, row: sqlite3.Row) -> None:
-        """Begins or goes on with the work, on a thread of its own."""
-        request = self.running[row["id"]] = TaskRequest(row, self)
-        threading.Thread(target=self.work, args=(request,), name="task worker", daemon=True).start()
-
-    def work(self, request: TaskRequest) -> None:
-        """The task worker: runs the tool from the top and writes down how it ended."""
-        try:
-            arguments = request.params.get("arguments", {})
-            result = run_tool(self.server.tools[request.params["name"]], arguments, request)
-            outcome = {"result": self.server.complete_result(request, result)}
-            request.record(status="completed", outcome=json.dumps(outcome))
-        except Cancelled as gone:
-            log(f"{cancelled_line(request)} ({gone})")
-        except sqlite3.Error as problem:  # not the tool's failure: the lease lapses, and the work goes on later
-            log(f"task {request.id} stops, the state cannot be used: {problem}")
-        except (Exception, SystemExit) as problem:
-            rejection = rejection_for(problem)
-            # spec: Tasks Extension › Task Execution Errors: failed is for JSON-RPC errors only
-            outcome = {"error": rejection.error()}
-            with contextlib.suppress(Cancelled), state_trouble_logged():
-                request.record(status="failed", message=rejection.message, outcome=json.dumps(outcome))
-        finally:
-            self.running.pop(str(request.id), None)
-
-    def find(self, task_id: str, user: str | None = None) -> sqlite3.Row | None:
-        """A task's row, or None if there is none, or not for this user; an orphan is adopted on the way."""
-        rows = self.store.execute("SELECT * FROM tasks WHERE id = ? AND coalesce(?, user) = user", task_id, user)
-        if rows:
-            self.adopt(rows[0])
-        return rows[0] if rows else None
-
-    def adopt(self, row: Any) -> None:
-        """Takes up an unfinished task whose worker has shown no sign of life; of all who try, one succeeds."""
-        now = time.time()
-        if row["status"] in UNFINISHED and row["lease"] < now and row["id"] not in self.running:
-            for orphan in self.store.execute(
-                    f"UPDATE tasks SET owner = ?, lease = ? WHERE id = ? AND lease < ? AND {ACTIVE} RETURNING *",
-                    secrets.token_hex(8), now + LEASE_SECONDS, row["id"], now):
-                self.start(orphan)
-
-    def find_for(self, request: Request) -> sqlite3.Row:
+    def find(self, request: Request, rows: Callable[..., list[sqlite3.Row]]) -> sqlite3.Row:
         """The row that a tasks/* request names."""
         # spec: Tasks Extension › Security Implications: MUST check on each request that the client may access a task
-        row = self.find(request.params["taskId"], request.user)
-        if row is None:
-            raise Rejection(INVALID_PARAMS, "There is no such task")
-        return row
+        found = rows("SELECT * FROM tasks WHERE id = ? AND user = ?", request.params["taskId"], request.user)
+        if not found:
+            raise Rejection(INVALID_PARAMS, "There is no such task", rule="Tasks Extension › Protocol Errors")
+        return found[0]
 
     def get(self, request: Request) -> Json:
         """tasks/get: the task as it stands."""
-        return task_view(self.find_for(request))
+        return task_view(self.find(request, self.store.read))
 
     def update(self, request: Request) -> Json:
-        """tasks/update: answers to outstanding input requests; others are ignored."""
-        task_id, given = self.find_for(request)["id"], request.params["inputResponses"]
-        with self.store.transaction():
-            row = self.find_for(request)
-            asked, answers = json.loads(row["asked"]), json.loads(row["answers"])
-            new = {key: given[key] for key in asked if key in given and key not in answers}
-            for key, answer in new.items():
-                check_answer(key, asked[key], answer)
-            if new:
-                answers |= new
-                status = "working" if asked.keys() <= answers.keys() else "input_required"
-                self.store.execute(
-                    f"UPDATE tasks SET answers = ?, status = ?, updated = ? WHERE id = ? AND {ACTIVE}",
-                    json.dumps(answers), status, time.time(), task_id)
-        if new:
-            self.server.subscriptions.publish("task", task_id)
-            if worker := self.running.get(task_id):
-                worker.answered.set()
+        """tasks/update: answers to outstanding input requests; others are ignored. The last one begins the next run."""
+        if self.find(request, self.store.read)["status"] == "input_required":
+            with self.worker() as go:
+                with self.store.transaction():
+                    row = self.take_answers(self.find(request, self.store.execute), request.params["inputResponses"])
+                if row:
+                    go(row)
         return {}
+
+    def take_answers(self, row: sqlite3.Row, given: Json) -> sqlite3.Row | None:
+        """Writes what is new, in the transaction that is open. The row, if this instance is to run it now."""
+        asked, answers = json.loads(row["asked"]), json.loads(row["answers"])
+        new = {key: given[key] for key in asked if key in given and key not in answers}
+        for key, answer in new.items():
+            check_answer(key, asked[key], answer)
+        if not new or row["status"] != "input_required":
+            return None
+        complete = asked.keys() <= answers.keys() | new.keys()
+        mine = complete and row["tool"] in self.server.tools  # otherwise an instance that knows it takes it up
+        self.store.execute(
+            "UPDATE tasks SET answers = ?, updated = ?, status = ?, owner = ?, run = run + ? WHERE id = ?",
+            json.dumps(answers | new), time.time(), "working" if complete else "input_required",
+            self.store.instance if mine else None, int(mine), row["id"])
+        self.store.tell("task", row["id"])
+        return self.store.execute("SELECT * FROM tasks WHERE id = ?", row["id"])[0] if mine else None
 
     def cancel(self, request: Request) -> Json:
         """tasks/cancel: stops the work, wherever it runs; a finished task stays as it is."""
-        row = self.find_for(request)
-        statement = f"UPDATE tasks SET status = 'cancelled', updated = ? WHERE id = ? AND {ACTIVE} RETURNING id"
-        if self.store.execute(statement, time.time(), row["id"]):
-            if worker := self.running.get(row["id"]):
-                worker.cancel("tasks/cancel")
-            self.server.subscriptions.publish("task", row["id"])
+        row = self.find(request, self.store.read)
+        with self.store.transaction():
+            if self.store.execute(f"UPDATE tasks SET status = 'cancelled', updated = ? WHERE id = ? AND status IN"
+                                  f" {UNFINISHED} RETURNING id", time.time(), row["id"]):
+                self.store.tell("task", row["id"])  # which the keeper that has it running obeys
         return {}
 
-    def renew(self) -> None:
-        """The keeper: expired tasks go, held leases are renewed, and workers that have lost their row are told."""
-        now, reasons = time.time(), {}
-        for row in self.store.execute("DELETE FROM tasks WHERE created + ttl_ms / 1000.0 < ? RETURNING id", now):
-            reasons[row["id"]] = "expired"
-        owners = {worker.owner: worker for worker in list(self.running.values())}
-        mine = f"owner IN (SELECT value FROM json_each(?)) AND {ACTIVE}"
-        held = self.store.execute(f"UPDATE tasks SET lease = ? WHERE {mine} RETURNING owner", now + LEASE_SECONDS,
-                                  json.dumps(list(owners))) if owners else []
-        for owner in owners.keys() - {row["owner"] for row in held}:
-            owners[owner].cancel(reasons.get(str(owners[owner].id), "no longer this worker's"))
+    # the workers
 
-    def adopt_all(self) -> None:
-        """At start-up: takes up what a dead instance has left."""
-        for row in self.store.execute(f"SELECT * FROM tasks WHERE {ACTIVE}"):
-            self.adopt(row)
+    @contextlib.contextmanager
+    def worker(self) -> Iterator[Callable[[sqlite3.Row], None]]:
+        """A thread behind a gate, before anything is promised: it runs the row that it is given, or ends with this."""
+        gate: queue.SimpleQueue[TaskRequest | None] = queue.SimpleQueue()
+        try:
+            threading.Thread(target=self.work, args=(gate,), name="task worker", daemon=True).start()
+        except RuntimeError as problem:
+            raise Rejection(INTERNAL_ERROR, f"No task can run at the moment: {problem}", status=503,
+                            fields="Retry-After: 1\r\n", rule="choice: no thread, no task") from None
+        try:
+            yield lambda row: gate.put(self.admit(row))
+        finally:
+            gate.put(None)
+
+    def admit(self, row: sqlite3.Row) -> TaskRequest:
+        """The request of a run that begins; from here on it can be stopped."""
+        request = TaskRequest(row, self)
+        with self.lock:
+            self.running[row["id"]] = request
+        if self.server.stopped.is_set():
+            request.cancel("server stopped")
+        return request
+
+    def work(self, gate: queue.SimpleQueue[TaskRequest | None]) -> None:
+        """The task worker: one run of the tool from the top; how it ended is written down."""
+        if (request := gate.get()) is None:
+            return
+        try:
+            self.stop_lost([str(request.id)])  # for what has become of it before it could be stopped
+            self.write(request, self.run(request))
+        except Cancelled as gone:
+            log(f"{cancelled_line(request)} ({gone})")
+        finally:
+            with self.lock:
+                if self.running[str(request.id)] is request:  # and not the next run of the same task
+                    del self.running[str(request.id)]
+
+    def run(self, request: TaskRequest) -> Json:
+        """The columns that say how the run has ended: however the function ends, as a call would have ended."""
+        try:
+            if request.reason:
+                raise Cancelled(request.reason)
+            try:
+                tool, arguments = self.server.tools[request.params["name"]], request.params.get("arguments", {})
+                result = run_tool(tool, arguments, request)
+                if result.get("resultType") == "input_required":
+                    request.saved["state"] = result.get("requestState")
+                    request.ask(result.get("inputRequests") or {})
+                    # spec: Tasks Extension › Task Update Requests: MUST NOT reuse a key once it has been answered
+                    raise ValueError("it asks for what has been answered, or for nothing")
+                outcome = {"result": self.server.complete_result(request, result)}
+                return {"status": "completed", "outcome": sse.encode_json(outcome).decode()}
+            except Asks as asks:
+                asked = sse.encode_json(json.loads(request.row["asked"]) | asks.args[0]).decode()
+                return {"status": "input_required", "owner": None, "asked": asked, "request": json.dumps(request.saved)}
+        except BaseException as problem:
+            if request.reason:
+                raise Cancelled(request.reason) from None
+            try:
+                return failed(rejection_for(problem))
+            except Exception as broken:  # what it says is no JSON
+                return failed(rejection_for(broken))
+
+    def write(self, request: TaskRequest, columns: Json) -> None:
+        """Writes down how a run has ended; while that cannot be done, again every second until the process ends."""
+        request.over = True
+        while not request.reason:
+            try:
+                return request.record(**columns)
+            except Exception as problem:
+                log(f"how task {request.id} has ended is not written yet: {problem}")
+            request.cancelled.wait(1)
+        raise Cancelled(request.reason)
+
+    def stop_lost(self, ids: list[str]) -> None:
+        """Stops the runs of these tasks that are not to go on."""
+        for task_id in ids:
+            if request := self.running.get(task_id):
+                rows = self.store.read("SELECT status, owner, run FROM tasks WHERE id = ?", task_id)
+                if not rows:
+                    request.cancel("expired")
+                elif rows[0]["status"] == "cancelled":
+                    request.cancel("tasks/cancel")
+                elif (rows[0]["owner"], rows[0]["run"]) != (request.row["owner"], request.row["run"]):
+                    request.cancel("no longer this worker's")
 
     def release(self) -> None:
-        """At shutdown: lets go of the leases, so that another instance can take up the work at once."""
-        for worker in list(self.running.values()):
-            worker.cancel("server stopped")
-            self.store.execute(f"UPDATE tasks SET lease = 0 WHERE owner = ? AND {ACTIVE}", worker.owner)
+        """At shutdown: stops the runs, and leaves their rows to whoever sees the lock go. That will be no death."""
+        for request in list(self.running.values()):
+            request.cancel("server stopped")
+        owned = "status = 'working' AND owner = ?"
+        with state_trouble_logged("the tasks of this instance will count it as dead"):
+            if self.store.read(f"SELECT 1 FROM tasks WHERE {owned} LIMIT 1", self.store.instance):
+                with self.store.transaction(0.2):
+                    self.store.execute(f"UPDATE tasks SET deaths = deaths - 1 WHERE {owned}", self.store.instance)
+
+    # on the keeper's thread
+
+    def take_up(self) -> None:
+        """Begins a run of one row that nobody runs; its commit wakes the keeper for the next."""
+        # choice: a row whose processes have died runs alone among such rows, so that the one that kills is found out.
+        free = ("SELECT id FROM tasks WHERE status = 'working' AND owner IS NULL AND tool IN (SELECT value FROM"
+                " json_each(?)) AND (deaths < 1 OR NOT EXISTS (SELECT 1 FROM tasks WHERE status = 'working' AND"
+                " owner = ? AND deaths > 0)) LIMIT 1")
+        values = json.dumps(list(self.server.tools)), self.store.instance
+        if self.store.read(free, *values):
+            with self.worker() as go:
+                with self.store.transaction(0):
+                    rows = self.store.execute(f"UPDATE tasks SET owner = ?, run = run + 1 WHERE id IN ({free})"
+                                              " RETURNING *", self.store.instance, *values)
+                for row in rows:
+                    log(f"task {row['id']} taken up after step {row['done'] or 0:g} (its instance is gone)")
+                    go(row)
+
+    def give_up_dead(self) -> None:
+        """Finds instances whose lock is free and gives up what they ran; after the third death, for good."""
+        others = self.store.read("SELECT DISTINCT owner FROM tasks WHERE status = 'working' AND owner > ''"
+                                 " AND owner != ?", self.store.instance)
+        if not others:
+            return
+        with self.store.transaction(0):
+            for owner in [row["owner"] for row in others if self.store.is_dead(row["owner"])]:
+                self.store.execute("UPDATE tasks SET owner = NULL, deaths = deaths + 1 WHERE status = 'working' AND"
+                                   " owner = ?", owner)
+            end = failed(Rejection(INTERNAL_ERROR, f"The process that ran this has died, {MAX_DEATHS} times in a row"))
+            for row in self.store.execute(
+                    "UPDATE tasks SET status = ?, message = ?, outcome = ?, updated = ? WHERE status = 'working' AND"
+                    " owner IS NULL AND deaths >= ? RETURNING id", *end.values(), time.time(), MAX_DEATHS):
+                self.store.tell("task", row["id"])
+
+    def expire(self) -> None:
+        """Forgets tasks whose time is over; those that had not ended have failed, as their subscribers hear."""
+        now, over = time.time(), "SELECT id FROM tasks WHERE expires < ? LIMIT 100"
+        if self.store.read(over, now):
+            with self.store.transaction(0):
+                for row in self.store.execute(f"DELETE FROM tasks WHERE id IN ({over}) RETURNING *", now):
+                    if row["status"] in UNFINISHED:
+                        # spec: Tasks Extension › Task Polling: MAY mark it as failed after its TTL, and then delete it
+                        end = failed(Rejection(INTERNAL_ERROR, "The task has expired"))
+                        last = task_view(dict(row) | end | {"updated": now})
+                        self.store.tell("task", row["id"], sse.encode_json(last).decode())
+
+
+def failed(rejection: Rejection) -> Json:
+    """The columns of a task that has failed."""
+    # spec: Tasks Extension › Task Execution Errors: failed is for JSON-RPC errors only
+    outcome = sse.encode_json({"error": rejection.error()}).decode()
+    return {"status": "failed", "message": str(rejection.message), "outcome": outcome}
 
 
 def check_answer(key: str, asked: Json, answer: Any) -> None:
@@ -1647,7 +1986,7 @@ def task_view(row: Any) -> Json:
     if row["status"] == "input_required":
         answers = json.loads(row["answers"])
         view["inputRequests"] = {key: one for key, one in json.loads(row["asked"]).items() if key not in answers}
-    return view | dict(json.loads(row["outcome"] or "{}"))
+    return view | dict(json.loads(row["outcome"]))
 
 
 def iso_time(seconds: float) -> str:
@@ -1807,8 +2146,9 @@ def add_switches(server: Server) -> None:
 
     @server.tool("touch_config", "Changes file:///project/config.json.", takes(), annotations=SWITCHES)
     def touch_config(arguments: Json, request: Request) -> str:
-        server.store.execute("INSERT OR REPLACE INTO settings VALUES ('touched', ?)", iso_time(time.time()))
-        server.resource_updated("file:///project/config.json")
+        with server.store.transaction():
+            server.store.execute("INSERT OR REPLACE INTO settings VALUES ('touched', ?)", iso_time(time.time()))
+            server.resource_updated("file:///project/config.json")
         return "file:///project/config.json has changed."
 
     @server.tool("beta_search", "Searches better, perhaps.", takes(query=TEXT), listed=False, annotations=READS)
@@ -1826,7 +2166,7 @@ def add_documents(server: Server) -> None:
 
     @server.resource("file:///project/config.json", "config.json", mime_type="application/json")
     def config(uri: str, request: Request) -> str:
-        touched = server.store.execute("SELECT value FROM settings WHERE name = 'touched'")
+        touched = server.store.read("SELECT value FROM settings WHERE name = 'touched'")
         return json.dumps({"debug": False, "touched": touched[0]["value"] if touched else None})
 
     documents = {"README.md": "# The project\n", "CHANGES.md": "Nothing yet.\n", "LICENSE": "Use it as you like.\n"}
@@ -2178,6 +2518,7 @@ class HttpServer(HTTPServer):
         elif connection.at_end and exchange.parked:
             if self.wire:
                 self.wire.show("--x", exchange, "stream closed: the subscription ends")
+            log("subscriptions/listen ended (stream closed)")
             self.mcp.subscriptions.forget(exchange)
             self.drop(connection)
         elif len(connection.inbox.received) > self.max_body + READ_AHEAD and not connection.at_end:
@@ -2351,7 +2692,7 @@ class HttpServer(HTTPServer):
         self.resume_accepting = math.inf
         self.socket.close()
         deadline = time.monotonic() + 0.5
-        self.mcp.subscriptions.end()
+        self.mcp.subscriptions.end(deadline)
         for connection in list(self.connections):
             if connection.exchange and not connection.exchange.parked:
                 connection.exchange.cancel("server stopped")
@@ -2453,7 +2794,7 @@ class StdioTransport:
         with contextlib.suppress(KeyboardInterrupt):  # SIGINT and SIGTERM end it too
             self.over.wait()
         deadline = time.monotonic() + 1
-        self.mcp.subscriptions.end()
+        self.mcp.subscriptions.end(deadline)
         while self.exchanges and time.monotonic() < deadline:
             self.mcp.stopped.wait(0.01)
         for exchange in list(self.exchanges.values()):
@@ -2541,6 +2882,7 @@ class StdioTransport:
             # spec: Cancellation › Implementation Notes: both parties SHOULD log cancellation reasons
             exchange.cancel("notifications/cancelled" + (f": {reason[:200]}" if isinstance(reason, str) else ""))
             if exchange.parked:
+                log(f"subscriptions/listen ended ({exchange.reason})")
                 self.exchanges.pop(exchange.key, None)
                 self.mcp.subscriptions.forget(exchange)
 
@@ -2793,7 +3135,7 @@ def main() -> int:
             if options.stdio:
                 return serve_stdio(mcp, options.wire)
             return serve_http(mcp, options)
-    except sqlite3.Error as problem:
+    except StoreTrouble as problem:
         log(f"cannot use {options.state}: {problem}", "reference_server: ")
         return 1
     finally:

@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import os
 import queue
 import socket
 import threading
@@ -11,7 +12,7 @@ from typing import Any, NamedTuple
 
 import reference_server
 from headers import headers_for
-from reference_server import Exchange, HttpServer, Server
+from reference_server import LOCKS, Exchange, HttpServer, Server, StoreBusy
 from sse import EventParser
 
 VERSION = "2026-07-28"
@@ -235,6 +236,26 @@ def alive(server: Server) -> Iterator[Server]:
         server.stop()
         assert eventually(lambda: not server.tasks.running), "a task worker did not stop"
         server.store.close()
+
+
+def dies(server: Server) -> None:
+    """As when its process is killed: the kernel lets go of its lock, nobody writes anything any more."""
+    server.stopped.set()
+    server.store.committed.set()
+    server.keeper.join(PATIENCE)
+    for request in list(server.tasks.running.values()):
+        request.cancel("killed")
+    with server.store.lock:
+        LOCKS.discard(server.store.life)
+        os.close(server.store.life)
+        server.store.instance = "dead"
+
+
+def sweep(server: Server) -> None:
+    """The keeper's look for the dead, their work and the expired; where it is at that itself, it is left alone."""
+    for duty in (server.tasks.give_up_dead, server.tasks.take_up, server.tasks.expire):
+        with contextlib.suppress(StoreBusy):
+            duty()
 
 
 class Recorder(Exchange):

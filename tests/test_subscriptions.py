@@ -1,5 +1,6 @@
 """subscriptions/listen: its acknowledgement, its filter, its messages and its end."""
 
+import json
 import queue
 import threading
 
@@ -20,7 +21,7 @@ from support import (
 )
 
 import reference_server
-from reference_server import Server, demo_server, takes
+from reference_server import Exchange, Request, Server, Store, demo_server, takes
 
 CONFIG = "file:///project/config.json"
 ID = "io.modelcontextprotocol/subscriptionId"
@@ -43,7 +44,7 @@ MESSAGES = {
 def demo():
     with alive(demo_server(0)) as server:
         yield server
-        assert server.subscriptions.open == []
+        assert server.subscriptions.open == server.subscriptions.table == {}
 
 
 def change_everything(server):
@@ -245,14 +246,26 @@ def test_a_change_right_after_the_acknowledgement_is_not_lost(demo):
         assert listener.messages.empty()
 
 
-def test_what_was_queued_is_sent_before_the_end():
-    """SHOULD (Subscriptions › Graceful Closure): the empty result is the last message, after what was queued."""
-    with alive(demo_server(0)) as server, Listener(server, {"toolsListChanged": True}) as listener:
+def test_what_has_changed_is_told_before_the_end():
+    """SHOULD (Subscriptions › Graceful Closure): the empty result is the last message, after what was in the feed."""
+    with alive(demo_server(0)) as server, Listener(server, EVERYTHING) as listener:
         for _ in range(50):
-            server.list_changed("tools")
+            change_everything(server)
         server.subscriptions.end(0)
-        methods = [listener.next().get("method", "the result") for _ in range(51)]
-        assert methods == ["notifications/tools/list_changed"] * 50 + ["the result"]
+        methods = [listener.next().get("method", "the result")]
+        while methods[-1] != "the result":
+            methods.append(listener.next().get("method", "the result"))
+        assert set(methods) == {*MESSAGES.values(), "the result"}
+        assert listener.messages.empty()
+
+
+def test_a_subscription_that_comes_at_the_end_ends_at_once():
+    """SHOULD (Subscriptions › Graceful Closure): acknowledged and then closed with its result, whenever it comes."""
+    with alive(demo_server(0)) as server:
+        server.subscriptions.end(0)
+        with Listener(server, EVERYTHING, id=5) as listener:
+            assert listener.first["method"] == "notifications/subscriptions/acknowledged"
+            assert listener.next()["id"] == 5
 
 
 def test_a_server_that_stops_ends_its_streams_with_the_result():
@@ -288,32 +301,218 @@ def test_a_subscription_is_forgotten_when_its_client_goes():
 # ---- many, slow, and both ----
 
 
-def test_a_slow_reader_is_dropped_and_delays_nobody(demo, monkeypatch, capsys):
-    """Choice: a subscription may be MAX_QUEUED notifications behind; then it is dropped, unnoticed by the others."""
-    monkeypatch.setattr(reference_server, "MAX_QUEUED", 10)
-    gate = threading.Event()
+class Exchange(Exchange):
+    """The way back to a client that takes `room` messages and no more; what it was given is in `texts`."""
 
-    class Slow(Listener):
-        def emit(self, message):
-            super().emit(message)
-            if not message["method"].endswith("acknowledged"):
-                assert gate.wait(PATIENCE)
+    def __init__(self, room=10**9):
+        self.room, self.texts, self.comments = room, [], 0
 
-    with (
-        Slow(demo, {"toolsListChanged": True}, id="slow") as slow,
-        Listener(demo, {"toolsListChanged": True}, id="fast") as fast,
-    ):
-        demo.list_changed("tools")
-        assert slow.next()["method"] == "notifications/tools/list_changed"  # from here on it hangs in its write
-        for _ in range(30):
-            assert fast.next()["method"] == "notifications/tools/list_changed"
+    def push(self, text):
+        if len(self.texts) < self.room:
+            self.texts.append(text)
+        return len(self.texts) < self.room
+
+    def finish(self, *result):
+        self.texts.append(*result)
+
+    def push_comment(self):
+        self.comments += 1
+
+    def comment_due(self):
+        return 0.0 if not self.comments else 10.0
+
+    @property
+    def messages(self):
+        return [json.loads(text) for text in self.texts]
+
+
+def listen(server, exchange, notifications, id=1, user="anonymous", **metadata):
+    """What a transport does with subscriptions/listen: it takes no thread and has no answer yet."""
+    request = Request(message("subscriptions/listen", {"notifications": notifications}, id, **metadata), exchange, user)
+    assert server.subscriptions.listen(request) is None
+    return exchange
+
+
+def test_a_reader_that_is_too_far_behind_gets_its_end_and_delays_nobody(demo, log):
+    """Choice: a subscription that is MAX_QUEUED messages behind is ended with its result, unnoticed by the others."""
+    with Listener(demo, {"toolsListChanged": True}, id="fast") as fast:
+        slow = listen(demo, Exchange(room=5), {"toolsListChanged": True}, id="slow")
+        for _ in range(10):
             demo.list_changed("tools")
-        assert slow.request.cancelled.is_set()
+            assert fast.next()["method"] == "notifications/tools/list_changed"
+        *told, last = slow.messages
+        assert [one["method"] for one in told[1:]] == ["notifications/tools/list_changed"] * 4
+        assert (last["id"], last["result"]["_meta"][ID]) == ("slow", "slow")
+        assert len(demo.subscriptions.open) == 1
         assert fast.request.reason is None
-        gate.set()
-        assert slow.next() is None
-        assert eventually(lambda: len(demo.subscriptions.open) == 1)
-    assert "reads too slowly" in capsys.readouterr().err
+    assert log.text.count("too far behind") == 1
+
+
+def test_a_subscription_takes_no_thread_and_is_forgotten_at_once(demo):
+    """Choice: it is an entry in a table; whoever sees the client go takes it out of there, without waiting."""
+    before = threading.active_count()
+    exchanges = [listen(demo, Exchange(), EVERYTHING, id=number) for number in range(500)]
+    assert threading.active_count() <= before
+    assert len(demo.subscriptions.open) == 500
+    demo.list_changed("prompts")
+    assert eventually(lambda: all(len(one.texts) == 2 for one in exchanges))
+    assert [one.messages[1]["params"]["_meta"] for one in exchanges] == [{ID: number} for number in range(500)]
+    for one in exchanges:
+        assert demo.subscriptions.forget(one)
+        assert demo.subscriptions.forget(one) is None
+    assert demo.subscriptions.open == demo.subscriptions.table == {}
+
+
+def test_a_client_that_has_gone_before_its_acknowledgement_is_not_entered(demo):
+    """Choice: nobody would ever take it out again."""
+    listen(demo, Exchange(room=0), EVERYTHING)
+    assert demo.subscriptions.open == demo.subscriptions.table == {}
+
+
+def test_a_change_is_encoded_once_for_all_who_hear_of_it(demo, monkeypatch):
+    """Choice: in two pieces around the subscription's id, so that the cost of one more subscriber is a copy."""
+    exchanges = [listen(demo, Exchange(), {"resourceSubscriptions": [CONFIG]}, id=f'"{number}')
+                 for number in range(100)]
+    calls, encode = [], reference_server.sse.encode_json
+    monkeypatch.setattr(reference_server.sse, "encode_json", lambda value: calls.append(value) or encode(value))
+    demo.resource_updated(CONFIG)
+    assert eventually(lambda: all(len(one.texts) == 2 for one in exchanges))
+    assert len(calls) == 2  # the message, and the mark where the id goes
+    assert [one.messages[1]["params"]["_meta"][ID] for one in exchanges] == [f'"{number}' for number in range(100)]
+    for one in exchanges:
+        demo.subscriptions.forget(one)
+
+
+def test_an_id_or_a_uri_that_looks_like_the_mark_is_itself(demo):
+    """MUST (Subscriptions › Receiving Notifications): the id of the listen request, whatever it is."""
+    uri = f"file:///project/{reference_server.HERE}"
+    exchange = listen(demo, Exchange(), {"resourceSubscriptions": [uri]}, id=reference_server.HERE)
+    demo.resource_updated(uri)
+    assert eventually(lambda: len(exchange.texts) == 2)
+    assert exchange.messages[1]["params"] == {"_meta": {ID: reference_server.HERE}, "uri": uri}
+    demo.subscriptions.finish(exchange)
+    assert exchange.messages[2]["id"] == exchange.messages[2]["result"]["_meta"][ID] == reference_server.HERE
+
+
+def test_the_keeper_comments_on_streams_that_are_quiet():
+    """SHOULD (Streamable HTTP › Receiving Messages): comments keep a quiet stream, without a thread of its own."""
+    with alive(demo_server(0)) as server:
+        exchanges = [listen(server, Exchange(), {}, id=number) for number in range(10)]
+        assert eventually(lambda: all(one.comments == 1 for one in exchanges))
+        for one in exchanges:
+            server.subscriptions.forget(one)
+
+
+# ---- the feed ----
+
+
+def test_a_change_of_an_unknown_kind_is_logged_and_passed_over(demo, log):
+    """Choice: a feed that is shared may hold what another program has put there; the keeper goes on."""
+    exchange = listen(demo, Exchange(), {"toolsListChanged": True})
+    with demo.store.transaction():
+        demo.store.tell("weather", "sunny")
+        demo.store.tell("tools")
+    assert eventually(lambda: len(exchange.texts) == 2)
+    assert "[ref] the feed has a change of an unknown kind: weather" in log.lines()
+    assert demo.keeper.is_alive()
+    demo.subscriptions.forget(exchange)
+
+
+def test_what_changes_often_is_told_once_a_round_as_it_stands(demo):
+    """Choice: a notification tells how things stand, so that several changes of one subject need one."""
+    exchange = listen(demo, Exchange(), EVERYTHING)
+    with demo.store.transaction():
+        for _ in range(100):
+            demo.list_changed("tools")
+            demo.resource_updated(CONFIG)
+        demo.list_changed("prompts")
+    assert eventually(lambda: len(exchange.texts) == 4)
+    assert [one["method"].removeprefix("notifications/") for one in exchange.messages[1:]] == [
+        "tools/list_changed", "resources/updated", "prompts/list_changed"]
+    demo.subscriptions.forget(exchange)
+
+
+def test_who_may_have_missed_a_change_is_not_left_in_doubt(tmp_path, monkeypatch, log):
+    """Choice: an instance that was suspended while the feed was purged ends its subscriptions."""
+    monkeypatch.setattr(reference_server, "MAX_CHANGES", 3)
+    with (alive(demo_server(0, Store(str(tmp_path / "state")))) as one,
+          alive(demo_server(0, Store(str(tmp_path / "state")))) as two):
+        one.list_changed("tools")
+        assert eventually(lambda: one.subscriptions.seen == 1)
+        exchange = listen(one, Exchange(), {"resourceSubscriptions": [CONFIG]}, id=3)
+        deliver = one.subscriptions.deliver
+        monkeypatch.setattr(one.subscriptions, "deliver", lambda: None)  # as if suspended
+        two.resource_updated(CONFIG)
+        for _ in range(5):
+            two.list_changed("prompts")
+        monkeypatch.setattr(one.subscriptions, "deliver", deliver)
+        two.list_changed("tools")
+        assert eventually(lambda: len(exchange.texts) == 2)
+        assert exchange.messages[1]["id"] == 3 and "result" in exchange.messages[1]
+        assert [line for line in log.lines() if "changes were forgotten" in line]
+        assert one.subscriptions.seen == 8
+        again = listen(one, Exchange(), {"toolsListChanged": True})  # and it goes on
+        two.list_changed("tools")
+        assert eventually(lambda: len(again.texts) == 2)
+
+
+def test_an_instance_that_was_away_for_less_than_that_tells_all(tmp_path, monkeypatch):
+    """Choice: no clock decides it: after an hour's suspension the subscribers hear what they have missed."""
+    with (alive(demo_server(0, Store(str(tmp_path / "state")))) as one,
+          alive(demo_server(0, Store(str(tmp_path / "state")))) as two):
+        exchange = listen(one, Exchange(), EVERYTHING)
+        deliver = one.subscriptions.deliver
+        monkeypatch.setattr(one.subscriptions, "deliver", lambda: None)
+        change_everything(two)
+        monkeypatch.setattr(two.store, "purge", lambda: None)
+        now = reference_server.time.time
+        monkeypatch.setattr(reference_server.time, "time", lambda: now() + 600)
+        monkeypatch.setattr(one.subscriptions, "deliver", deliver)
+        two.list_changed("tools")
+        assert eventually(lambda: len(exchange.texts) == 5)
+        assert {one["method"] for one in exchange.messages[1:]} == set(MESSAGES.values())
+
+
+def test_a_change_that_was_undone_is_not_told(demo):
+    """Choice: the change is a row of the transaction that makes it true."""
+    exchange = listen(demo, Exchange(), {"toolsListChanged": True, "promptsListChanged": True})
+    with pytest.raises(ZeroDivisionError), demo.store.transaction():
+        demo.list_changed("tools")
+        raise ZeroDivisionError
+    demo.list_changed("prompts")
+    assert eventually(lambda: len(exchange.texts) == 2)
+    assert exchange.messages[1]["method"] == "notifications/prompts/list_changed"
+    demo.subscriptions.forget(exchange)
+
+
+# ---- what one listen may cost ----
+
+
+@pytest.mark.parametrize("wanted", [
+    {"resourceSubscriptions": [CONFIG] * 1001},
+    {"taskIds": [f"task {number}" for number in range(1001)]},
+    {"resourceSubscriptions": [CONFIG] * 600, "taskIds": ["x"] * 401}])
+def test_a_subscription_may_name_a_bounded_number_of_things(demo, wanted):
+    """Choice: MAX_NAMED of them in all, because each costs a look-up and an entry."""
+    with Listener(demo, wanted, capabilities=HAS_TASKS) as listener:
+        assert listener.first["error"]["code"] == -32602 and "1000" in listener.first["error"]["message"]
+
+
+def test_a_thousand_task_ids_are_looked_up_at_once(demo, monkeypatch):
+    """Choice: one query for all of them; what does not exist is not acknowledged."""
+    task = call_tool(demo, "build_report", {"month": "May"}, capabilities=HAS_TASKS)["result"]["taskId"]
+    reads, read = [], demo.store.read
+    monkeypatch.setattr(demo.store, "read", lambda statement, *values: (
+        reads.append(statement) if threading.current_thread() is threading.main_thread() else None,
+        read(statement, *values))[1])
+    ids = ["\ud800", "' OR 1=1 --", task, *(f"task {number}" for number in range(996)), task]
+    exchange = listen(demo, Exchange(), {"taskIds": ids}, capabilities=HAS_TASKS)
+    assert exchange.messages[0]["params"]["notifications"] == {"taskIds": [task]}
+    assert len([one for one in reads if "FROM tasks" in one]) == 1
+    demo.subscriptions.forget(exchange)
+
+
+# ---- many, slow, and both: over sockets ----
 
 
 def test_a_client_that_reads_nothing_blocks_only_its_own_connection():

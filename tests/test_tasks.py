@@ -1,18 +1,35 @@
 """The tasks extension (SEP-2663): work that outlives its connection, and the handle by which its user finds it."""
 
+import asyncio
 import datetime
+import decimal
 import json
+import sqlite3
 import threading
 
 import pytest
-from support import PATIENCE, TASKS, Listener, Recorder, alive, call_tool, eventually, message, octets, respond, running
+from support import (
+    PATIENCE,
+    TASKS,
+    Listener,
+    Recorder,
+    alive,
+    call_tool,
+    eventually,
+    message,
+    octets,
+    respond,
+    running,
+    sweep,
+)
 
 import reference_server
 from reference_server import (
     TEXT,
+    Cancelled,
     Rejection,
     Server,
-    Store,
+    StoreTrouble,
     TaskRequest,
     ToolError,
     demo_server,
@@ -311,14 +328,133 @@ def test_a_completed_task_holds_what_the_call_would_have_returned(server, demo):
 
 
 @pytest.mark.parametrize("name", ["required", "fails", "rejects", "crashes"])
-def test_nothing_changes_a_task_that_has_ended(server, name):
-    """SHOULD (Tasks Extension › Task Cancellation): acknowledge; what is terminal stays as it is, lastUpdatedAt too."""
+@pytest.mark.parametrize("answer", [{"action": "accept"}, {"action": "no"}, 7, None])
+def test_nothing_changes_a_task_that_has_ended_and_nobody_is_told(server, name, answer):
+    """SHOULD (Tasks Extension › Task Update Requests): ignore what is not outstanding; what is terminal stays as it is.
+
+    A good answer and a bad one alike: there is no question that the bad one could be an answer to.
+    """
     task = create(server, name)
     before = wait_for(server, task)
-    assert is_acknowledgement(server, cancel(server, task))
-    assert is_acknowledgement(server, update(server, task, {"a": {"action": "accept"}}))
-    server.tasks.renew()
+    written = server.store.read("SELECT max(number) FROM changes")[0][0]
+    assert eventually(lambda: server.subscriptions.seen == written)
+    with Listener(server, {"taskIds": [task], "toolsListChanged": True}, capabilities=HAS_TASKS) as listener:
+        assert is_acknowledgement(server, cancel(server, task))
+        assert is_acknowledgement(server, update(server, task, {"a": answer}))
+        sweep(server)
+        server.list_changed("tools")
+        assert listener.next()["method"] == "notifications/tools/list_changed"
     assert get(server, task) == before
+
+
+OWN_TROUBLE = [
+    sqlite3.OperationalError("the tool's own"),
+    sqlite3.IntegrityError("the tool's own"),
+    StoreTrouble("passed on"),
+    asyncio.CancelledError(),
+    GeneratorExit(),
+    KeyboardInterrupt(),
+    SystemExit(0),
+    Cancelled("of its own accord"),
+    MemoryError(),
+    RecursionError(),
+    Rejection(-32000, "no JSON", data={"object": object()}),
+    Rejection(-32000, "no JSON", data=float("nan")),
+]
+
+
+def endings():
+    """Ways in which a function can end that are not foreseen, each in a tool of its own."""
+
+    def raises(problem):
+        def tool(arguments, request):
+            request.as_task()
+            raise problem
+
+        return tool
+
+    def returns(value):
+        return lambda arguments, request: request.as_task() or value
+
+    def reports(*values):
+        return lambda arguments, request: request.as_task() or request.progress(*values) or "reported"
+
+    yield from ((type(one).__name__, raises(one)) for one in OWN_TROUBLE)
+    for value in (float("nan"), float("inf"), {1}, object(), decimal.Decimal(1), b"octets"):
+        yield f"returns {value!r:.12}", returns({"content": [], "structuredContent": value})
+    yield from ((f"returns {value!r:.12}", returns(value)) for value in (None, 7, [], {"content": [object()]}))
+    yield "progress Decimal", reports(decimal.Decimal(1))
+    yield "progress object", reports(object())
+    yield "progress with a message that is no text", reports(1, 2, object())
+    yield "progress beyond floats", reports(10**400)
+    yield "asks with what is no JSON", lambda arguments, request: request.as_task() or request.ask(
+        {"q": elicit(object(), {})})
+    yield "asks what is no input request", lambda arguments, request: request.as_task() or request.ask({"q": 7})
+    yield "asks by an unknown method", lambda arguments, request: request.as_task() or request.ask(
+        {"q": {"method": "unknown/ask", "params": {}}})
+    yield "returns state alone", returns(input_required(None, state={"x": 1}))
+    yield "returns no question", returns(input_required({}))
+    yield "returns a question with what is no JSON", returns(input_required({"q": elicit(object(), {})}))
+
+
+@pytest.mark.parametrize(("way", "function"), list(endings()))
+def test_however_the_function_ends_the_task_has_failed_once(server, way, function, log):
+    """MUST (Tasks Extension › Task Execution Errors): error for a JSON-RPC error; no second run."""
+    runs = []
+
+    @server.tool("odd", "Ends in some way.", takes())
+    def odd(arguments, request):
+        if isinstance(request, TaskRequest):
+            runs.append(request)
+        return function(arguments, request)
+
+    task = create(server, "odd", capabilities=CAN_ASK)
+    view = wait_for(server, task)
+    assert view["status"] == "failed", view
+    assert view["error"]["code"] in (-32603, -32000) and isinstance(view["statusMessage"], str)
+    assert eventually(lambda: not server.tasks.running)
+    sweep(server)
+    assert len(runs) == 1 and get(server, task) == view
+
+
+def test_a_large_number_is_progress(server):
+    """Choice: what a call could have sent is recorded, though it is larger than SQLite's integers."""
+    server.tool("far", "", takes())(lambda arguments, request: request.as_task() or request.progress(10**30) or "far")
+    view = wait_for(server, create(server, "far"))
+    assert (view["status"], view["statusMessage"]) == ("completed", "1e+30")
+
+
+def test_what_a_thread_of_the_tool_still_reports_goes_nowhere(server, log):
+    """Choice: after the outcome, and after a question, the run is over; no later run is touched, nothing is printed."""
+    late, go, runs = [], threading.Event(), []
+
+    @server.tool("leaves", "Leaves a thread behind.", takes())
+    def leaves(arguments, request):
+        request.as_task()
+        runs.append(request)
+        if len(runs) == 1:
+            def report():
+                assert go.wait(PATIENCE)
+                request.progress(9)
+                request.log("error", "late")
+                late.append(request)
+
+            threading.Thread(target=report).start()
+        request.ask({"q": elicit("?", {})})
+        request.progress(1, 2)
+        server.go.wait(PATIENCE)
+        return "done"
+
+    task = create(server, "leaves", capabilities=CAN_ASK)
+    wait_for(server, task, "input_required")
+    update(server, task, {"q": {"action": "accept"}})
+    assert eventually(lambda: get(server, task).get("statusMessage") == "1 of 2")
+    go.set()
+    assert eventually(lambda: late)
+    assert get(server, task)["statusMessage"] == "1 of 2"
+    server.go.set()
+    assert text_of(wait_for(server, task)) == "done"
+    assert "Traceback" not in log.text
 
 
 def test_a_cancelled_task_stays_cancelled(server):
@@ -547,6 +683,70 @@ def test_answers_and_cancellations_wake_the_work_at_once(server, monkeypatch):
     cancel(server, answered)
 
 
+def test_the_function_runs_from_the_top_when_it_is_answered_and_knows_what_is_behind_it(server):
+    """Choice: a question, a crash and a restart are one mechanism; nobody waits in between."""
+    runs = []
+
+    @server.tool("twice", "Runs twice.", takes())
+    def twice(arguments, request):
+        request.as_task()
+        runs.append((request.done, dict(request.responses), request.row["run"]))
+        for step in range(int(request.done) + 1, 3):
+            request.progress(step)
+        try:
+            request.ask({"q": elicit("?", {"x": TEXT})})
+        except Exception:
+            return "a question is no Exception"
+        return "answered"
+
+    task = create(server, "twice", capabilities=CAN_ASK)
+    wait_for(server, task, "input_required")
+    assert eventually(lambda: not server.tasks.running)
+    update(server, task, {"q": accept("1")})
+    assert text_of(wait_for(server, task)) == "answered"
+    assert runs == [(0, {}, 1), (2, {"q": accept("1")}, 2)]
+
+
+def test_a_question_that_a_task_returns_is_asked(server):
+    """Choice: a tool that asks by `input_required` asks so as a task, too; its state comes back in the next run."""
+
+    @server.tool("returns", "Asks twice by returning.", takes())
+    def returns(arguments, request):
+        request.as_task()
+        if "a" not in request.responses:
+            return input_required({"a": elicit("?", {"x": TEXT})}, state={"round": 1})
+        if "b" not in request.responses:
+            return input_required({"b": elicit("?", {"x": TEXT})}, state={"round": request.state["round"] + 1})
+        return f"{request.state} {request.accepted('a')} {request.accepted('b')}"
+
+    task = create(server, "returns", capabilities=CAN_ASK)
+    assert wait_for(server, task, "input_required")["inputRequests"].keys() == {"a"}
+    update(server, task, {"a": accept("1")})
+    assert eventually(lambda: get(server, task).get("inputRequests", {}).keys() == {"b"})
+    update(server, task, {"b": accept("2")})
+    assert text_of(wait_for(server, task)) == "{'round': 2} {'x': '1'} {'x': '2'}"
+
+
+def test_a_key_that_was_answered_is_never_asked_again(server, log):
+    """MUST NOT (Tasks Extension › Task Update Requests): reuse a key after a response has been delivered."""
+    server.tool("again", "Is never content.", takes())(
+        lambda arguments, request: request.as_task() or input_required({"q": elicit("?", {"x": TEXT})}))
+    task = create(server, "again", capabilities=CAN_ASK)
+    wait_for(server, task, "input_required")
+    update(server, task, {"q": accept("1")})
+    assert wait_for(server, task)["error"] == {"code": -32603, "message": "Internal error"}
+
+
+@pytest.mark.parametrize("question", ["ask", "return"])
+def test_a_question_where_none_can_be_asked_fails_the_task_as_it_would_the_call(server, question):
+    """MUST NOT (Multi Round-Trip Requests › Server Requirements (Basic Workflow)): none that are undeclared."""
+    wanted = {"q": elicit("?", {"x": TEXT})}
+    server.tool("asking", "", takes())(lambda arguments, request: request.as_task() or (
+        request.ask(wanted) if question == "ask" else input_required(wanted)))
+    view = wait_for(server, create(server, "asking"))
+    assert (view["status"], view["error"]["code"]) == ("failed", -32021)
+
+
 def test_a_question_that_the_client_cannot_answer_fails_the_task(server):
     """MUST NOT (Multi Round-Trip Requests › Server Requirements (Basic Workflow)): none that are undeclared."""
     view = wait_for(server, create(server, "asks", capabilities=HAS_TASKS))
@@ -599,7 +799,7 @@ def test_every_change_of_a_task_is_told(demo, monkeypatch):
             told.append(listener.next()["params"])
     assert {one["_meta"]["io.modelcontextprotocol/subscriptionId"] for one in told} == {9}
     assert {one["taskId"] for one in told} == {task}
-    assert {one["status"] for one in told} == {"working", "input_required", "completed"}
+    assert {one["status"] for one in told} - {"working"} == {"input_required", "completed"}
     assert all(("inputRequests" in one) is (one["status"] == "input_required") for one in told)
     assert [one["lastUpdatedAt"] for one in told] == sorted(one["lastUpdatedAt"] for one in told)
     last = get(demo, task)
@@ -614,7 +814,7 @@ def test_a_cancellation_is_told(server):
         assert listener.next()["params"]["status"] == "cancelled"
 
 
-# ---- expiry and adoption ----
+# ---- expiry ----
 
 
 def test_a_task_that_expires_is_freed_and_its_work_stops(server, capsys):
@@ -623,27 +823,28 @@ def test_a_task_that_expires_is_freed_and_its_work_stops(server, capsys):
     assert eventually(lambda: len(server.runs) == 2)
     assert get(server, task)["ttlMs"] == 1000
     server.store.execute("UPDATE tasks SET created = created - 1.5")
-    server.tasks.renew()
-    assert respond(server, "tasks/get", {"taskId": task}, capabilities=HAS_TASKS)["error"] == NOT_FOUND
     assert eventually(lambda: set(server.tasks.running) == {other})
+    assert respond(server, "tasks/get", {"taskId": task}, capabilities=HAS_TASKS)["error"] == NOT_FOUND
     assert "short cancelled at step 1 (expired)" in capsys.readouterr().err
     assert get(server, other)["status"] == "working"
 
 
-def test_a_task_that_expires_while_it_is_answered_is_unknown(server, monkeypatch, capsys):
+def test_a_task_that_expires_while_it_is_answered_is_unknown(server, monkeypatch, log):
     """MUST (Tasks Extension › Protocol Errors): -32602 for a task that is gone, whenever it went."""
     task = create(server, "asks", capabilities=CAN_ASK)
     wait_for(server, task, "input_required")
-    transaction = server.store.transaction
+    find, looks = server.tasks.find, []
 
-    def too_late():
-        server.store.execute("DELETE FROM tasks WHERE id = ?", task)
-        return transaction()
+    def too_late(request, rows):
+        looks.append(rows)
+        if len(looks) == 2:  # the second look is the one in the transaction
+            server.store.execute("DELETE FROM tasks WHERE id = ?", task)
+        return find(request, rows)
 
-    monkeypatch.setattr(server.store, "transaction", too_late)
+    monkeypatch.setattr(server.tasks, "find", too_late)
     assert update(server, task, {"a": {"action": "decline"}})["error"]["code"] == -32602
-    assert eventually(lambda: not server.tasks.running)
-    assert "Traceback" not in capsys.readouterr().err
+    assert len(looks) == 2 and not server.tasks.running
+    assert "Traceback" not in log.text
 
 
 def test_a_finished_task_expires_too(server):
@@ -651,53 +852,132 @@ def test_a_finished_task_expires_too(server):
     task = create(server, "fails")
     wait_for(server, task)
     server.store.execute("UPDATE tasks SET created = created - 3601")
-    server.tasks.renew()
-    assert cancel(server, task)["error"] == NOT_FOUND
+    assert eventually(lambda: cancel(server, task).get("error") == NOT_FOUND)
 
 
-def test_work_that_a_dead_instance_left_is_taken_up_where_it_stopped(tmp_path, monkeypatch):
-    """Choice: the row is the truth; whoever asks about a task whose lease has lapsed goes on with it."""
-    steps, reached, sleep = [], threading.Event(), TaskRequest.sleep
-
-    def sleep_at(request, seconds):
-        steps.append((request.tasks.store.instance, int(request.done) + 1))
-        if request.tasks.store.instance == dying.instance and request.done == 3:
-            reached.set()
-            sleep(request, PATIENCE)
-
-    monkeypatch.setattr(TaskRequest, "sleep", sleep_at)
-    dying, living = Store(str(tmp_path / "state")), Store(str(tmp_path / "state"))
-    with alive(demo_server(0, living)) as heir:
-        with alive(demo_server(0, dying)) as server:
-            task = create(server, "build_report", MAY, "alice")
-            assert reached.wait(PATIENCE)
-        assert text_of(wait_for(heir, task, user="alice")) == "The report for May is ready."
-    assert [step for instance, step in steps if instance == dying.instance] == [1, 2, 3, 4]
-    assert [step for instance, step in steps if instance == living.instance] == [4, 5, 6, 7, 8, 9, 10]
+# ---- as many as there are ----
 
 
-def test_only_one_instance_works_on_a_task(tmp_path):
-    """Choice: a lease is a row's column; an instance that finds it held leaves the task alone."""
-    stores = [Store(str(tmp_path / "state")) for _ in range(2)]
-    with alive(demo_server(PATIENCE, stores[0])) as one, alive(demo_server(0, stores[1])) as two:
-        task = create(one, "build_report", MAY)
-        for _ in range(5):
-            assert get(two, task)["status"] == "working"
-            two.tasks.adopt_all()
-        assert set(one.tasks.running) == {task}
-        assert two.tasks.running == {}
-        cancel(two, task)
-        assert eventually(lambda: not one.tasks.running)
-
-
-def test_a_user_has_a_bounded_number_of_unfinished_tasks(server, monkeypatch):
-    """Choice: 429 with Retry-After beyond MAX_TASKS, for that user alone; a finished one makes room."""
+def test_a_user_has_a_bounded_number_of_unfinished_tasks_and_the_model_is_told(server, monkeypatch):
+    """Choice: a tool error that says what to do, for that user alone; a finished one makes room."""
     monkeypatch.setattr(reference_server, "MAX_TASKS", 2)
     first, _ = create(server, "gated"), create(server, "gated")
-    body = message("tools/call", {"name": "gated", "arguments": {}}, capabilities=HAS_TASKS)
-    refused = reference_server.respond(server, body, Recorder(), "anonymous")
-    assert refused.status == 429
-    assert "Retry-After" in refused.fields
+    refused = call_tool(server, "gated", capabilities=HAS_TASKS)["result"]
+    assert refused["isError"] and "2 of your tasks are unfinished" in refused["content"][0]["text"]
     create(server, "gated", user="bob")
     cancel(server, first)
     create(server, "gated")
+
+
+def test_a_user_has_a_bounded_number_of_finished_tasks_too(server, monkeypatch):
+    """Choice: beyond MAX_KEPT the model is told so; what was promised is kept until it expires."""
+    monkeypatch.setattr(reference_server, "MAX_KEPT", 3)
+    kept = [create(server, "fails") for _ in range(3)]
+    for task in kept:
+        wait_for(server, task)
+    refused = call_tool(server, "fails", capabilities=HAS_TASKS)["result"]
+    assert refused["isError"] and "no room for more" in refused["content"][0]["text"]
+    create(server, "fails", user="bob")
+    server.store.execute("UPDATE tasks SET created = 0 WHERE id = ?", kept[0])
+    assert eventually(lambda: "taskId" in call_tool(server, "fails", capabilities=HAS_TASKS)["result"])
+    assert get(server, kept[1])["status"] == "completed"
+
+
+def test_a_users_tasks_have_a_bounded_number_of_octets(server, monkeypatch):
+    """Choice: requests, answers and outcomes together: one user cannot fill the file."""
+    monkeypatch.setattr(reference_server, "MAX_KEPT_OCTETS", 10_000)
+    server.tool("long", "", takes())(lambda arguments, request: request.as_task() or "x" * 5000)
+    first = create(server, "long")
+    wait_for(server, first)
+    assert call_tool(server, "long", {"much": "x" * 5000}, capabilities=HAS_TASKS)["result"]["isError"]
+    create(server, "long")
+
+
+def test_forty_calls_at_once_at_the_limit_give_exactly_as_many_tasks_as_there_is_room_for(server, monkeypatch):
+    """Choice: counting and inserting are one transaction, so that no two calls take the last place."""
+    monkeypatch.setattr(reference_server, "MAX_TASKS", 30)
+    together, results = threading.Barrier(40), []
+
+    def call():
+        together.wait(PATIENCE)
+        results.append(call_tool(server, "gated", capabilities=HAS_TASKS)["result"])
+
+    threads = [threading.Thread(target=call) for _ in range(40)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(PATIENCE)
+    assert [one["resultType"] for one in results].count("task") == 30
+    assert [one.get("isError") for one in results].count(True) == 10
+    assert len(server.store.read("SELECT id FROM tasks")) == 30
+
+
+class NoThreads(threading.Thread):
+    """As on a system that gives no more of them; for workers of tasks alone, while `none` is set."""
+
+    none = threading.Event()
+
+    def start(self):
+        if self.name == "task worker" and self.none.is_set():
+            raise RuntimeError("can't start new thread")
+        super().start()
+
+
+@pytest.fixture
+def no_threads(monkeypatch):
+    monkeypatch.setattr(reference_server.threading, "Thread", NoThreads)
+    NoThreads.none.clear()
+    yield NoThreads.none
+    NoThreads.none.clear()
+
+
+def test_without_a_thread_there_is_an_error_and_no_task(server, no_threads, log):
+    """MUST NOT (Tasks Extension › Task Creation): a handle for what nobody will work on."""
+    no_threads.set()
+    answer = reference_server.respond(
+        server, message("tools/call", {"name": "gated", "arguments": {}}, capabilities=HAS_TASKS), Recorder(), "anonymous")
+    error = json.loads(answer.body)["error"]
+    assert error["code"] == -32603 and "can't start new thread" in error["message"]
+    assert answer.status == 503 and "Retry-After" in answer.fields
+    assert server.store.read("SELECT * FROM tasks") == []
+    no_threads.clear()
+    create(server, "gated")
+    assert "Traceback" not in log.text
+
+
+def test_without_a_thread_an_answer_is_refused_and_can_be_given_again(server, no_threads):
+    """Choice: answers, status and the next run are one transaction behind a thread that is there."""
+    task = create(server, "asks", capabilities=CAN_ASK)
+    before = wait_for(server, task, "input_required")
+    no_threads.set()
+    both = {"a": accept("1"), "b": accept("2")}
+    assert update(server, task, both)["error"]["code"] == -32603
+    assert get(server, task) == before
+    no_threads.clear()
+    update(server, task, both)
+    assert eventually(lambda: "c" in get(server, task).get("inputRequests", {}))
+
+
+def test_orphans_are_taken_up_as_there_are_threads_for_them(server, no_threads, log):
+    """Choice: a start with a thousand orphans and few threads takes up what it can, and the rest later."""
+    no_threads.set()
+    saved = json.dumps({"params": {"name": "fails", "arguments": {}}, "responses": {}, "state": None})
+    for number in range(20):
+        server.store.execute("INSERT INTO tasks (id, user, tool, created, updated, ttl_ms, request) VALUES"
+                             " (?, 'u', 'fails', 9e9, 0, 60000, ?)", f"orphan {number}", saved)
+    with pytest.raises(Rejection):
+        server.tasks.take_up()
+    assert server.keeper.is_alive()
+    assert server.store.read("SELECT count(*) FROM tasks WHERE owner IS NULL")[0][0] == 20
+    no_threads.clear()
+    done = "SELECT count(*) FROM tasks WHERE status = 'completed'"
+    assert eventually(lambda: server.store.read(done)[0][0] == 20)
+    assert "Traceback" not in log.text
+
+
+def test_a_thread_whose_row_is_not_written_ends_without_a_run(server, monkeypatch):
+    """Choice: the thread waits behind a gate that says run or stop; here the insertion fails."""
+    monkeypatch.setattr(server.store, "check_room", lambda *_: 1 / 0)
+    assert call_tool(server, "gated", capabilities=HAS_TASKS)["error"]["code"] == -32603
+    assert server.store.read("SELECT * FROM tasks") == [] and server.runs == []
+    assert eventually(lambda: not [one for one in threading.enumerate() if one.name == "task worker"])

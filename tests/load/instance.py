@@ -1,9 +1,10 @@
-"""One instance of the reference server for handles.py: with shorter leases, and a tool that leaves traces.
+"""One instance of the reference server for handles.py, with a tool that leaves traces and one that kills its process.
 
-    python instance.py JOURNAL LEASE_SECONDS STEP_SECONDS [options of reference_server.py]
+    python instance.py JOURNAL STEP_SECONDS [options of reference_server.py]
 """
 
 import os
+import signal
 import sys
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ demo_server = reference_server.demo_server
 
 
 def marching_server(journal: int, step_seconds: float, *arguments: Any) -> Server:
-    """The demo and one more tool, which writes each step that it does into the journal, in one write."""
+    """The demo and two more tools; one writes each step that it does into the journal, in one write."""
     server = demo_server(*arguments)
 
     @server.tool("march", "Ten steps, each of them recorded.", takes())
@@ -30,14 +31,18 @@ def marching_server(journal: int, step_seconds: float, *arguments: Any) -> Serve
             request.progress(step, STEPS)
         return f"Marched {STEPS} steps."
 
+    @server.tool("die", "Kills the process that runs it.", takes())
+    def die(arguments: dict[str, Any], request: Request) -> str:
+        request.as_task(required=True)
+        os.kill(os.getpid(), signal.SIGKILL)
+        return "not killed"
+
     return server
 
 
 if __name__ == "__main__":
-    journal, lease_seconds, step_seconds = sys.argv[1:4]
-    del sys.argv[1:4]
+    journal, step_seconds = sys.argv[1:3]
+    del sys.argv[1:3]
     traces = os.open(journal, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
-    reference_server.LEASE_SECONDS = float(lease_seconds)
-    reference_server.KEEPER_SECONDS = float(lease_seconds) / 10
     reference_server.demo_server = lambda *arguments: marching_server(traces, float(step_seconds), *arguments)
     sys.exit(reference_server.main())

@@ -1,12 +1,14 @@
 """Minutes of mixed traffic with random hang-ups: the server ends with the threads, descriptors and memory it had.
 
-    python tests/load/soak.py [--seconds 600 | --minutes 10] [--clients 8] [--unread] [--stdio]
+    python tests/load/soak.py [--seconds 600 | --minutes 10] [--clients 8] [--unread] [--stdio] [--state FILE]
 
 Calls, streams, subscriptions, tasks, questions and bad input from several clients at once, each of which hangs up
 whenever it likes. Four tenths of the time warm the server up; then all clients pause, and what the server holds is
 the measure for the end. Exit status 1 if it holds more then (5 MB are granted), if an answer was wrong, or if the
 log has a traceback. With `--unread`, stderr is a pipe that nobody reads; with `--stdio`, all go through one pair of
-pipes. Linux only: it looks into /proc.
+pipes. With `--state`, 1,000 waiting
+tasks and 100,000 that have ended are put into that file before, and the idle server must not use more of the
+processor at the end. Linux only: it looks into /proc.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ import argparse
 import collections
 import contextlib
 import functools
+import json
 import os
 import random
 import re
@@ -37,10 +40,13 @@ from processes import PATIENCE, Process, process  # noqa: E402
 from soak_stdio import Piped  # noqa: E402
 from support import TASKS, Connection, message, octets  # noqa: E402
 
+from reference_server import Store, demo_server, elicit  # noqa: E402
+
 OPTIONS = ["--step-seconds", "0.02", "--keep-alive", "0.1", "--request-timeout", "1", "--idle-timeout", "2",
            "--write-timeout", "1", "--rate", "0"]
 GRANTED = 5e6  # octets of memory
-SETTLED = 8.0  # seconds of silence after which every connection, task and spare thread has ended
+SETTLED = 10.0  # seconds of silence after which every connection, task and spare thread has ended
+IDLE = 3.0  # the last of them, in which the processor use is measured
 RESET = struct.pack("ii", 1, 0)  # SO_LINGER: close with a reset
 
 
@@ -50,6 +56,7 @@ class Held(NamedTuple):
     threads: int
     descriptors: int
     memory: int  # resident octets
+    idle: float = 0.0  # of a processor, after the silence
 
 
 class Unread(Process):
@@ -87,6 +94,40 @@ def held(server: Process | Piped) -> Held:
     root = Path(f"/proc/{server.popen.pid}")
     memory = 1024 * int(re.findall(r"VmRSS:\s*(\d+)", (root / "status").read_text())[0])
     return Held(len(list((root / "task").iterdir())), len(list((root / "fd").iterdir())), memory)
+
+
+def used(server: Process) -> dict[str, float]:
+    """Seconds of processor that each thread of the server's process has used so far."""
+    threads = Path(f"/proc/{server.popen.pid}/task").iterdir()
+    return {one.name: int((one / "schedstat").read_text().split()[0]) / 1e9 for one in threads}
+
+
+def held_idle(server: Process) -> Held:
+    """After the silence in which all that is left over ends, and the processor use of the last seconds of it."""
+    time.sleep(SETTLED - IDLE)
+    before = used(server)
+    time.sleep(IDLE)
+    return held(server)._replace(idle=sum(one - before[name] for name, one in used(server).items()) / IDLE)
+
+
+def keep_tasks(state: str, waiting: int = 1000, ended: int = 100_000) -> None:
+    """Puts so many tasks into a new state file, a hundred waiting ones and a thousand ended ones for each user."""
+    store = Store(state)
+    demo_server(0, store)
+    saved = json.dumps({"params": {"name": "build_report", "arguments": {"month": "May"}}, "responses": {},
+                        "state": None})
+    asked = json.dumps({"charts": elicit("Include charts in the report?", {"charts": {"type": "boolean"}})})
+    outcome = json.dumps({"result": {"content": [{"type": "text", "text": "The report for May is ready."}]}})
+    insert = ("INSERT INTO tasks (id, user, tool, status, created, updated, ttl_ms, request, asked, outcome)"
+              " VALUES (?, ?, 'build_report', ?, ?, 0, 86400000, ?, ?, ?)")
+    now = time.time()
+    with store.transaction():
+        store.db.executemany(insert, ((f"waiting {number}", f"patient {number // 100}", "input_required", now, saved,
+                                       asked, "{}") for number in range(waiting)))
+        store.db.executemany(insert, ((f"ended {number}", f"former {number // 1000}", "completed", now, saved, "{}",
+                                       outcome) for number in range(ended)))
+    store.close()
+    print(f"{waiting} waiting tasks and {ended} ended ones are kept: {os.path.getsize(state) / 1e6:.0f} MB", flush=True)
 
 
 class HungUp(Exception):
@@ -250,9 +291,9 @@ class Traffic:
             if time.monotonic() > shown:
                 shown += 30
                 print(f"  {sum(self.visits.values()):7} visits, {show(held(self.server))}", flush=True)
-        time.sleep(SETTLED)
+        left = held_idle(self.server)
         self.read_log()
-        return held(self.server)
+        return left
 
     def read_log(self) -> None:
         """A traceback in the server's log is a problem; the rest is dropped."""
@@ -264,7 +305,8 @@ class Traffic:
 
 def show(what: Held) -> str:
     """One line of figures."""
-    return f"{what.threads} threads, {what.descriptors} descriptors, {what.memory / 1e6:.1f} MB"
+    idle = f", {what.idle:.2%} of a processor when idle" if what.idle else ""
+    return f"{what.threads} threads, {what.descriptors} descriptors, {what.memory / 1e6:.1f} MB{idle}"
 
 
 def main() -> int:
@@ -275,16 +317,20 @@ def main() -> int:
     parser.add_argument("--clients", type=int, default=8, help="at once (default: 8)")
     parser.add_argument("--unread", action="store_true", help="nobody reads the server's stderr")
     parser.add_argument("--stdio", action="store_true", help="over stdio")
+    parser.add_argument("--state", help="a new state file, with many tasks in it (default: a new one without)")
     options = parser.parse_args()
     options.seconds = 60 * options.minutes if options.minutes else options.seconds
     os.environ["MALLOC_ARENA_MAX"] = "1"  # glibc: otherwise each thread's heap fills up by itself, for many minutes
     with tempfile.TemporaryDirectory() as folder:
-        state = str(Path(folder) / "state.db")  # a file, so that carts and tasks, which are kept, take no memory
+        state = options.state or str(Path(folder) / "state.db")  # a file, so that what is kept takes no memory
+        if options.state:
+            keep_tasks(state)
         command = [str(HERE.parents[1] / "reference_server.py"), *OPTIONS, "--state", state]
         piped = functools.partial(Piped, unread=options.unread)
         with (piped if options.stdio else Unread if options.unread else process)(*command) as server:
             traffic = Traffic(server, options.clients)
-            print(f"at the start: {show(held(server))}", flush=True)
+            first = held_idle(server)
+            print(f"at the start: {show(first)}", flush=True)
             before = traffic.run(0.4 * options.seconds)
             print(f"warmed up:    {show(before)}", flush=True)
             after = traffic.run(0.6 * options.seconds)
@@ -295,6 +341,7 @@ def main() -> int:
         print(f"{count} times: {problem}")
     good = after.threads <= before.threads and after.descriptors <= before.descriptors
     good = good and after.memory - before.memory <= GRANTED and not traffic.problems and status == 0
+    good = good and after.idle <= 1.3 * first.idle + 0.001  # what one machine's noise is
     print("as it began" if good else "NOT as it began")
     return 0 if good else 1
 
