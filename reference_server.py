@@ -236,7 +236,7 @@ class Connection:
         self.server, self.socket = server, connection
         self.place = place  # it counts against the limit; without one it is refused
         self.inbox = Inbox(server.max_body)
-        self.outbox = Outbox(self.send_some, self.send_all, server.workers.run)
+        self.outbox = Outbox(self.send_some, self.send_all, server.workers.run, self.caught_up)
         self.exchange: Endpoint | None = None  # the request that is being answered
         self.at_end = False  # the client sends no more
         self.arrived = 0  # octets since its deadline was set
@@ -273,6 +273,11 @@ class Connection:
         while rest := rest[self.send_some(rest) :]:
             if not ready_to_send(self.socket, self.server.write_timeout):
                 raise TimeoutError
+
+    def caught_up(self) -> None:
+        """A worker has sent what waited, or has found that the client takes nothing: the loop goes on from there."""
+        if self.exchange:
+            self.server.give_back(self.exchange)
 
 
 # ---- the ladder: rungs 1 to 10 ---------------------------------------------------------------------------------
@@ -2269,17 +2274,16 @@ class Outbox:
     it a thread. Both raise OSError when nobody takes anything any more.
     """
 
-    __slots__ = ("behind", "drained", "lock", "lost", "run", "send_all", "send_some", "waiting", "weight")
+    __slots__ = ("behind", "caught_up", "lock", "lost", "run", "send_all", "send_some", "waiting", "weight")
 
     def __init__(self, send_some: Callable[[bytes], int], send_all: Callable[[bytes], None],
-                 run: Callable[..., None]) -> None:
-        self.send_some, self.send_all, self.run = send_some, send_all, run
+                 run: Callable[..., None], caught_up: Callable[[], None]) -> None:
+        self.send_some, self.send_all, self.run, self.caught_up = send_some, send_all, run, caught_up
         self.lock = threading.Lock()
         self.waiting: list[bytes] = []
         self.behind = 0  # messages that have not been taken whole, those in the writer's hand included
         self.weight = 0  # octets of `waiting`
         self.lost = False
-        self.drained: Callable[[], None] | None = None  # called by the writer when it has caught up, or lost
 
     def put(self, octets: bytes) -> None:
         """Sends what is taken at once; the rest goes to a thread that may wait. OSError when the reader is gone."""
@@ -2313,8 +2317,7 @@ class Outbox:
                 self.send_all(b"".join(batch))
             except OSError:
                 self.lost = True
-        if self.drained:
-            self.drained()
+        self.caught_up()
 
 
 Selecting = getattr(selectors, "PollSelector", selectors.SelectSelector)
@@ -2583,15 +2586,13 @@ class HttpServer(HTTPServer):
         """The request may be over: then the connection ends, or its next request is looked for."""
         if connection.exchange is not exchange:
             return
-        if exchange.parked and not exchange.over:
+        if exchange.parked and connection.outbox.lost:
+            log("subscriptions/listen ended (its client reads nothing)")
+            self.mcp.subscriptions.forget(exchange)
+        elif (exchange.parked and not exchange.over) or connection.outbox.behind:  # a worker sends, and gives it back
             self.idle.pop(connection, None)
             return
-        if connection.outbox.behind:  # a worker still sends; it gives the connection back
-            connection.outbox.drained = lambda: self.give_back(exchange)
-            if connection.outbox.behind:
-                self.idle.pop(connection, None)
-                return
-        connection.exchange, connection.outbox.drained = None, None
+        connection.exchange = None
         if exchange.close_connection or connection.outbox.lost or self.stopping:
             self.close(connection)
         elif connection.inbox.received or connection.at_end:
@@ -2782,7 +2783,7 @@ class StdioTransport:
         self.exchanges: dict[tuple[type, Any], StdioExchange] = {}
         self.lock = threading.Lock()
         self.workers = Workers()
-        self.outbox = Outbox(self.send_some, self.send_all, self.workers.run)
+        self.outbox = Outbox(self.send_some, self.send_all, self.workers.run, lambda: None)
         self.answers: list[bytes] = []  # the reader's own, of the lines that it has read together
         self.taken = time.monotonic()  # when the client last took something
         self.over = threading.Event()  # set at end of input, or when nobody reads the output any more

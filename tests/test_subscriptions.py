@@ -235,10 +235,10 @@ def test_a_change_right_after_the_acknowledgement_is_not_lost(demo):
     """MUST (Subscriptions › Acknowledgment): the acknowledgement first; the registration is older still."""
 
     class Eager(Listener):
-        def emit(self, message):
-            if message["method"].endswith("acknowledged"):
+        def push(self, text):
+            if b"acknowledged" in text:
                 demo.list_changed("tools")
-            super().emit(message)
+            return super().push(text)
 
     with Eager(demo, {"toolsListChanged": True}) as listener:
         assert listener.first["method"] == "notifications/subscriptions/acknowledged"
@@ -301,10 +301,11 @@ def test_a_subscription_is_forgotten_when_its_client_goes():
 # ---- many, slow, and both ----
 
 
-class Exchange(Exchange):
+class Bounded(Exchange):
     """The way back to a client that takes `room` messages and no more; what it was given is in `texts`."""
 
     def __init__(self, room=10**9):
+        super().__init__()
         self.room, self.texts, self.comments = room, [], 0
 
     def push(self, text):
@@ -312,10 +313,10 @@ class Exchange(Exchange):
             self.texts.append(text)
         return len(self.texts) < self.room
 
-    def finish(self, *result):
-        self.texts.append(*result)
+    def end(self, result):
+        self.texts.append(result)
 
-    def push_comment(self):
+    def send_comment(self):
         self.comments += 1
 
     def comment_due(self):
@@ -336,7 +337,7 @@ def listen(server, exchange, notifications, id=1, user="anonymous", **metadata):
 def test_a_reader_that_is_too_far_behind_gets_its_end_and_delays_nobody(demo, log):
     """Choice: a subscription that is MAX_QUEUED messages behind is ended with its result, unnoticed by the others."""
     with Listener(demo, {"toolsListChanged": True}, id="fast") as fast:
-        slow = listen(demo, Exchange(room=5), {"toolsListChanged": True}, id="slow")
+        slow = listen(demo, Bounded(room=5), {"toolsListChanged": True}, id="slow")
         for _ in range(10):
             demo.list_changed("tools")
             assert fast.next()["method"] == "notifications/tools/list_changed"
@@ -344,14 +345,14 @@ def test_a_reader_that_is_too_far_behind_gets_its_end_and_delays_nobody(demo, lo
         assert [one["method"] for one in told[1:]] == ["notifications/tools/list_changed"] * 4
         assert (last["id"], last["result"]["_meta"][ID]) == ("slow", "slow")
         assert len(demo.subscriptions.open) == 1
-        assert fast.request.reason is None
+        assert fast.reason is None and not fast.over
     assert log.text.count("too far behind") == 1
 
 
 def test_a_subscription_takes_no_thread_and_is_forgotten_at_once(demo):
     """Choice: it is an entry in a table; whoever sees the client go takes it out of there, without waiting."""
     before = threading.active_count()
-    exchanges = [listen(demo, Exchange(), EVERYTHING, id=number) for number in range(500)]
+    exchanges = [listen(demo, Bounded(), EVERYTHING, id=number) for number in range(500)]
     assert threading.active_count() <= before
     assert len(demo.subscriptions.open) == 500
     demo.list_changed("prompts")
@@ -365,13 +366,13 @@ def test_a_subscription_takes_no_thread_and_is_forgotten_at_once(demo):
 
 def test_a_client_that_has_gone_before_its_acknowledgement_is_not_entered(demo):
     """Choice: nobody would ever take it out again."""
-    listen(demo, Exchange(room=0), EVERYTHING)
+    listen(demo, Bounded(room=0), EVERYTHING)
     assert demo.subscriptions.open == demo.subscriptions.table == {}
 
 
 def test_a_change_is_encoded_once_for_all_who_hear_of_it(demo, monkeypatch):
     """Choice: in two pieces around the subscription's id, so that the cost of one more subscriber is a copy."""
-    exchanges = [listen(demo, Exchange(), {"resourceSubscriptions": [CONFIG]}, id=f'"{number}')
+    exchanges = [listen(demo, Bounded(), {"resourceSubscriptions": [CONFIG]}, id=f'"{number}')
                  for number in range(100)]
     calls, encode = [], reference_server.sse.encode_json
     monkeypatch.setattr(reference_server.sse, "encode_json", lambda value: calls.append(value) or encode(value))
@@ -386,7 +387,7 @@ def test_a_change_is_encoded_once_for_all_who_hear_of_it(demo, monkeypatch):
 def test_an_id_or_a_uri_that_looks_like_the_mark_is_itself(demo):
     """MUST (Subscriptions › Receiving Notifications): the id of the listen request, whatever it is."""
     uri = f"file:///project/{reference_server.HERE}"
-    exchange = listen(demo, Exchange(), {"resourceSubscriptions": [uri]}, id=reference_server.HERE)
+    exchange = listen(demo, Bounded(), {"resourceSubscriptions": [uri]}, id=reference_server.HERE)
     demo.resource_updated(uri)
     assert eventually(lambda: len(exchange.texts) == 2)
     assert exchange.messages[1]["params"] == {"_meta": {ID: reference_server.HERE}, "uri": uri}
@@ -397,7 +398,7 @@ def test_an_id_or_a_uri_that_looks_like_the_mark_is_itself(demo):
 def test_the_keeper_comments_on_streams_that_are_quiet():
     """SHOULD (Streamable HTTP › Receiving Messages): comments keep a quiet stream, without a thread of its own."""
     with alive(demo_server(0)) as server:
-        exchanges = [listen(server, Exchange(), {}, id=number) for number in range(10)]
+        exchanges = [listen(server, Bounded(), {}, id=number) for number in range(10)]
         assert eventually(lambda: all(one.comments == 1 for one in exchanges))
         for one in exchanges:
             server.subscriptions.forget(one)
@@ -408,7 +409,7 @@ def test_the_keeper_comments_on_streams_that_are_quiet():
 
 def test_a_change_of_an_unknown_kind_is_logged_and_passed_over(demo, log):
     """Choice: a feed that is shared may hold what another program has put there; the keeper goes on."""
-    exchange = listen(demo, Exchange(), {"toolsListChanged": True})
+    exchange = listen(demo, Bounded(), {"toolsListChanged": True})
     with demo.store.transaction():
         demo.store.tell("weather", "sunny")
         demo.store.tell("tools")
@@ -420,7 +421,7 @@ def test_a_change_of_an_unknown_kind_is_logged_and_passed_over(demo, log):
 
 def test_what_changes_often_is_told_once_a_round_as_it_stands(demo):
     """Choice: a notification tells how things stand, so that several changes of one subject need one."""
-    exchange = listen(demo, Exchange(), EVERYTHING)
+    exchange = listen(demo, Bounded(), EVERYTHING)
     with demo.store.transaction():
         for _ in range(100):
             demo.list_changed("tools")
@@ -439,7 +440,7 @@ def test_who_may_have_missed_a_change_is_not_left_in_doubt(tmp_path, monkeypatch
           alive(demo_server(0, Store(str(tmp_path / "state")))) as two):
         one.list_changed("tools")
         assert eventually(lambda: one.subscriptions.seen == 1)
-        exchange = listen(one, Exchange(), {"resourceSubscriptions": [CONFIG]}, id=3)
+        exchange = listen(one, Bounded(), {"resourceSubscriptions": [CONFIG]}, id=3)
         deliver = one.subscriptions.deliver
         monkeypatch.setattr(one.subscriptions, "deliver", lambda: None)  # as if suspended
         two.resource_updated(CONFIG)
@@ -451,7 +452,7 @@ def test_who_may_have_missed_a_change_is_not_left_in_doubt(tmp_path, monkeypatch
         assert exchange.messages[1]["id"] == 3 and "result" in exchange.messages[1]
         assert [line for line in log.lines() if "changes were forgotten" in line]
         assert one.subscriptions.seen == 8
-        again = listen(one, Exchange(), {"toolsListChanged": True})  # and it goes on
+        again = listen(one, Bounded(), {"toolsListChanged": True})  # and it goes on
         two.list_changed("tools")
         assert eventually(lambda: len(again.texts) == 2)
 
@@ -460,7 +461,7 @@ def test_an_instance_that_was_away_for_less_than_that_tells_all(tmp_path, monkey
     """Choice: no clock decides it: after an hour's suspension the subscribers hear what they have missed."""
     with (alive(demo_server(0, Store(str(tmp_path / "state")))) as one,
           alive(demo_server(0, Store(str(tmp_path / "state")))) as two):
-        exchange = listen(one, Exchange(), EVERYTHING)
+        exchange = listen(one, Bounded(), EVERYTHING)
         deliver = one.subscriptions.deliver
         monkeypatch.setattr(one.subscriptions, "deliver", lambda: None)
         change_everything(two)
@@ -475,7 +476,7 @@ def test_an_instance_that_was_away_for_less_than_that_tells_all(tmp_path, monkey
 
 def test_a_change_that_was_undone_is_not_told(demo):
     """Choice: the change is a row of the transaction that makes it true."""
-    exchange = listen(demo, Exchange(), {"toolsListChanged": True, "promptsListChanged": True})
+    exchange = listen(demo, Bounded(), {"toolsListChanged": True, "promptsListChanged": True})
     with pytest.raises(ZeroDivisionError), demo.store.transaction():
         demo.list_changed("tools")
         raise ZeroDivisionError
@@ -506,7 +507,7 @@ def test_a_thousand_task_ids_are_looked_up_at_once(demo, monkeypatch):
         reads.append(statement) if threading.current_thread() is threading.main_thread() else None,
         read(statement, *values))[1])
     ids = ["\ud800", "' OR 1=1 --", task, *(f"task {number}" for number in range(996)), task]
-    exchange = listen(demo, Exchange(), {"taskIds": ids}, capabilities=HAS_TASKS)
+    exchange = listen(demo, Bounded(), {"taskIds": ids}, capabilities=HAS_TASKS)
     assert exchange.messages[0]["params"]["notifications"] == {"taskIds": [task]}
     assert len([one for one in reads if "FROM tasks" in one]) == 1
     demo.subscriptions.forget(exchange)

@@ -934,8 +934,8 @@ def no_threads(monkeypatch):
 def test_without_a_thread_there_is_an_error_and_no_task(server, no_threads, log):
     """MUST NOT (Tasks Extension › Task Creation): a handle for what nobody will work on."""
     no_threads.set()
-    answer = reference_server.respond(
-        server, message("tools/call", {"name": "gated", "arguments": {}}, capabilities=HAS_TASKS), Recorder(), "anonymous")
+    request = message("tools/call", {"name": "gated", "arguments": {}}, capabilities=HAS_TASKS)
+    answer = reference_server.respond(server, request, Recorder(), "anonymous")
     error = json.loads(answer.body)["error"]
     assert error["code"] == -32603 and "can't start new thread" in error["message"]
     assert answer.status == 503 and "Retry-After" in answer.fields
