@@ -47,6 +47,7 @@ import hmac
 import itertools
 import json
 import math
+import operator
 import os
 import queue
 import re
@@ -61,6 +62,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator
+from fractions import Fraction
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from socketserver import TCPServer
@@ -920,12 +922,255 @@ def elicit_url(message: str, url: str) -> Json:
 
 # ------------------------------------------------------------------------------------------------------- schemas
 
+Check = Callable[[Any], str | None]
+NUMBER, STRING, ARRAY, MEMBERS = (int, float), (str,), (list,), (dict,)
+EVERY = (*NUMBER, *STRING, *ARRAY, *MEMBERS, bool, type(None))
+TYPES: dict[str, tuple[type, ...]] = {"string": STRING, "boolean": (bool,), "object": MEMBERS, "array": ARRAY,
+                                      "null": (type(None),), "number": NUMBER, "integer": NUMBER}
+
+
+def compile_schema(schema: Any, name: str = "the schema") -> Check:
+    """A function that finds the first way in which a JSON value breaks the schema, None if it breaks none.
+
+    What it says is to be put behind the value's name: ".month is required", " must be of type string". ValueError,
+    with the place, for what is no schema of JSON Schema 2020-12 or says what is not checked here.
+    """
+    unnamed = {key: value for key, value in schema.items() if key != "$id"} if isinstance(schema, dict) else schema
+    if problem := check_is_schema(unnamed):
+        raise ValueError(f"{name}{problem} (see checks_own_arguments)")
+    return Place(schema, name, schema, {}).compile()
+
+
+class Place(NamedTuple):
+    """A schema where it stands in the whole one. `behind`: members of $defs that lead here with the same value."""
+
+    schema: Any
+    path: str
+    whole: Any
+    definitions: dict[str, Check]  # compiled already, or just now
+    behind: tuple[str, ...] = ()
+
+    def below(self, schema: Any, step: str) -> Check:
+        """The function of a schema for a part of the value."""
+        return Place(schema, self.path + step, self.whole, self.definitions).compile()
+
+    def compile(self) -> Check:
+        """The schema's function: a look at the value's type, then the keywords that apply to it."""
+        if isinstance(self.schema, bool):
+            return (lambda value: None) if self.schema else (lambda value: " is not known here")
+        kinds = self.schema.get("type", list(TYPES))
+        kinds = [kinds] if isinstance(kinds, str) else kinds
+        wrong = f" must be of type {' or '.join(kinds)}"
+        by_type: dict[type, list[Check]] = {one: [] for kind in kinds for one in TYPES[kind]}
+        if "integer" in kinds and "number" not in kinds:  # to JSON Schema 42.0 is one
+            by_type[float].append(lambda value: None if value.is_integer() else wrong)
+        used = {KEYWORDS[keyword][1:]: argument for keyword, argument in self.schema.items() if keyword in KEYWORDS}
+        for (types, make), argument in used.items():
+            check_keyword = make(argument, self)
+            for one in by_type:
+                if one in types:
+                    by_type[one].append(check_keyword)
+
+        def check(value: Any) -> str | None:
+            checks = by_type.get(type(value))
+            if checks is None:
+                return wrong
+            for one in checks:
+                if problem := one(value):
+                    return problem
+            return None
+
+        return check
+
+
+def limit(schema: Json, types: tuple[type, ...], breaks: Callable[[Any, Any], bool], words: str) -> Keyword:
+    """A keyword that compares the value with its argument."""
+
+    def make(argument: Any, place: Place) -> Check:
+        problem = f" must {words.format(argument)}"
+        return lambda value: problem if breaks(value, argument) else None
+
+    return schema, types, make
+
+
+def is_shorter(value: Any, least: float) -> bool:
+    return len(value) < least
+
+
+def is_longer(value: Any, most: float) -> bool:
+    return len(value) > most
+
+
+def is_no_multiple(value: float, step: float) -> bool:
+    """By the decimal digits that both are written with: 0.0075 is a multiple of 0.0001."""
+    return Fraction(str(value)) % Fraction(str(step)) != 0
+
+
+def has_twins(value: list[Any]) -> bool:
+    return len({canonical(one) for one in value}) < len(value)
+
+
+def combination(keyword: str, schema: Json, fits: Callable[[int, int], bool], words: str) -> Keyword:
+    """A keyword about how many of its schemas the value fits: `fits(these, all)`."""
+
+    def make(argument: Any, place: Place) -> Check:
+        checks = [place._replace(schema=one, path=f"{place.path}.{keyword}[{index}]").compile()
+                  for index, one in enumerate(argument if isinstance(argument, list) else [argument])]
+
+        def check(value: Any) -> str | None:
+            problems = [problem for one in checks if (problem := one(value))]
+            if fits(len(checks) - len(problems), len(checks)):
+                return None
+            return problems[0] if keyword == "allOf" else f" must fit {words} ({';'.join(problems).strip()})"
+
+        return check
+
+    return schema, EVERY, make
+
+
+def canonical(value: Any) -> str:
+    """One text for all spellings of a JSON value: 1 is 1.0, and members have no order; true is not 1."""
+
+    def whole(text: str) -> float:
+        return int(number) if (number := float(text)).is_integer() else number
+
+    return json.dumps(json.loads(json.dumps(value), parse_float=whole), sort_keys=True)
+
+
+def check_enum(values: list[Any], place: Place) -> Check:
+    """`enum`, or `const`."""
+    problem = f" must be one of {json.dumps(values)[1:-1]}"
+    texts, others = {one for one in values if type(one) is str}, {canonical(one) for one in values}
+    return lambda value: None if (value in texts if type(value) is str else canonical(value) in others) else problem
+
+
+def check_pattern(pattern: str, place: Place) -> Check:
+    """As `re` has it, but for ECMA-262's `$`, the very end of the text, and `\\d`, an ASCII digit."""
+    try:
+        python = re.sub(r"(\\.|\[(?:\\.|[^]\\])*\])|\$", lambda part: part[1] or r"\Z", pattern, flags=re.DOTALL)
+        search = re.compile(python, re.ASCII).search
+    except re.error as problem:
+        raise ValueError(f"{place.path}.pattern: {problem}") from None
+    return lambda value: None if search(value) else f" must match the pattern {pattern}"
+
+
+def check_members(argument: Any, place: Place) -> Check:
+    """`required`, `properties`, and `additionalProperties` for the others."""
+    required, properties = place.schema.get("required", ()), place.schema.get("properties", {})
+    checks = {name: place.below(inner, f".properties.{name}") for name, inner in properties.items()}
+    check_other = place.below(place.schema.get("additionalProperties", True), ".additionalProperties")
+
+    def check(value: Json) -> str | None:
+        for name in required:
+            if name not in value:
+                return f".{name} is required"
+        for name, inner in value.items():
+            if problem := checks.get(name, check_other)(inner):
+                return f".{name[:100]}{problem}"
+        return None
+
+    return check
+
+
+def check_names(schema: Any, place: Place) -> Check:
+    """`propertyNames`."""
+    check_name = place.below(schema, ".propertyNames")
+
+    def check(value: Json) -> str | None:
+        for name in value:
+            if problem := check_name(name):
+                return f".{name[:100]}: the name{problem}"
+        return None
+
+    return check
+
+
+def check_items(argument: Any, place: Place) -> Check:
+    """`prefixItems`, and `items` for those behind them."""
+    first = [place.below(one, f".prefixItems[{index}]")
+             for index, one in enumerate(place.schema.get("prefixItems", ()))]
+    others = itertools.repeat(place.below(place.schema.get("items", True), ".items"))
+
+    def check(value: list[Any]) -> str | None:
+        for index, (item, check_item) in enumerate(zip(value, itertools.chain(first, others), strict=False)):
+            if problem := check_item(item):
+                return f"[{index}]{problem}"
+        return None
+
+    return check
+
+
+def check_reference(pointer: str, place: Place) -> Check:
+    """`$ref` to a member of the whole schema's $defs; with the same value it must not come back."""
+    start, _, last = pointer.rpartition("/")
+    name, known = unquote(last).replace("~1", "/").replace("~0", "~"), place.definitions
+    if start != "#/$defs" or name not in place.whole.get("$defs", {}):
+        raise ValueError(f"{place.path}.$ref: {pointer} is no member of $defs (see checks_own_arguments)")
+    if name in place.behind:
+        raise ValueError(f"{place.path}.$ref: {pointer} returns to itself without descending into the value")
+    target = place._replace(schema=place.whole["$defs"][name], path=f"$defs.{name}", behind=(*place.behind, name))
+    if place.behind:
+        return target.compile()
+    if name not in known:
+        known[name] = lambda value: None  # until it is compiled
+        known[name] = target.compile()
+    return lambda value: known[name](value)
+
+
 TEXT: Json = {"type": "string"}
 OBJECT: Json = {"type": "object"}
-TYPES: dict[str, tuple[type, ...]] = {"string": (str,), "boolean": (bool,), "object": (dict,), "array": (list,),
-                                      "null": (type(None),), "number": (int, float), "integer": (int,)}
-KEYWORDS = {"type", "properties", "required", "items", "enum", "additionalProperties",
-            "title", "description", "default", "examples", "$schema", "x-mcp-header"}
+BOOLEAN: Json = {"type": "boolean"}
+LIST: Json = {"type": "array"}
+TEXTS: Json = {"type": "object", "additionalProperties": TEXT}
+TEXT_LIST: Json = {"type": "array", "items": TEXT}
+COUNT: Json = {"type": "integer", "minimum": 0}
+SOME_NUMBER: Json = {"type": "number"}
+SCHEMA: Json = {"$ref": "#/$defs/schema"}
+SCHEMAS: Json = {"type": "array", "items": SCHEMA, "minItems": 1}
+NAMED_SCHEMAS: Json = {"type": "object", "additionalProperties": SCHEMA}
+TYPE: Json = {"enum": list(TYPES)}
+
+Keyword = tuple[Any, tuple[type, ...], Callable[[Any, Place], Any]]
+# A keyword: the schema of its argument, the types of value that it looks at, what makes its check.
+KEYWORDS: dict[str, Keyword] = {
+    "enum": (LIST, EVERY, check_enum),
+    "const": (True, EVERY, lambda value, place: check_enum([value], place)),
+    "minimum": limit(SOME_NUMBER, NUMBER, operator.lt, "be at least {}"),
+    "maximum": limit(SOME_NUMBER, NUMBER, operator.gt, "be at most {}"),
+    "exclusiveMinimum": limit(SOME_NUMBER, NUMBER, operator.le, "be more than {}"),
+    "exclusiveMaximum": limit(SOME_NUMBER, NUMBER, operator.ge, "be less than {}"),
+    "multipleOf": limit(SOME_NUMBER | {"exclusiveMinimum": 0}, NUMBER, is_no_multiple, "be a multiple of {}"),
+    "minLength": limit(COUNT, STRING, is_shorter, "have at least {} characters"),
+    "maxLength": limit(COUNT, STRING, is_longer, "have at most {} characters"),
+    "pattern": (TEXT, STRING, check_pattern),
+    "minItems": limit(COUNT, ARRAY, is_shorter, "have at least {} items"),
+    "maxItems": limit(COUNT, ARRAY, is_longer, "have at most {} items"),
+    "uniqueItems": limit(BOOLEAN, ARRAY, lambda value, wanted: wanted and has_twins(value), "have no two equal items"),
+    "prefixItems": (SCHEMAS, ARRAY, check_items),
+    "items": (SCHEMA, ARRAY, check_items),
+    "minProperties": limit(COUNT, MEMBERS, is_shorter, "have at least {} members"),
+    "maxProperties": limit(COUNT, MEMBERS, is_longer, "have at most {} members"),
+    "required": (TEXT_LIST | {"uniqueItems": True}, MEMBERS, check_members),
+    "properties": (NAMED_SCHEMAS, MEMBERS, check_members),
+    "additionalProperties": (SCHEMA, MEMBERS, check_members),
+    "propertyNames": (SCHEMA, MEMBERS, check_names),
+    "allOf": combination("allOf", SCHEMAS, lambda fit, count: fit == count, "all"),
+    "anyOf": combination("anyOf", SCHEMAS, lambda fit, count: fit > 0, "one of anyOf"),
+    "oneOf": combination("oneOf", SCHEMAS, lambda fit, count: fit == 1, "exactly one of oneOf"),
+    "not": combination("not", SCHEMA, lambda fit, count: fit == 0, "none of not"),
+    "$ref": (TEXT, EVERY, check_reference),
+    "$defs": (NAMED_SCHEMAS, (), lambda schemas, place: [place.below(one, ".$defs") for one in schemas.values()]),
+}
+# What promises nothing, so that there is nothing to check; and `type`, which every schema's function begins with.
+OTHERS: Json = dict.fromkeys(
+    ("title", "description", "$comment", "$anchor", "format", "contentMediaType", "contentEncoding"), TEXT)
+OTHERS |= {"default": True, "examples": LIST, "deprecated": BOOLEAN, "readOnly": BOOLEAN, "writeOnly": BOOLEAN,
+           "contentSchema": SCHEMA, "x-mcp-header": True,
+           "$schema": {"const": "https://json-schema.org/draft/2020-12/schema"},
+           "type": {"anyOf": [TYPE, {"type": "array", "items": TYPE, "minItems": 1, "uniqueItems": True}]}}
+KNOWN: Json = {"type": ["object", "boolean"], "additionalProperties": False,
+               "properties": OTHERS | {keyword: row[0] for keyword, row in KEYWORDS.items()}}
+check_is_schema = Place(SCHEMA, "", SCHEMA | {"$defs": {"schema": KNOWN}}, {}).compile()
 
 
 def takes(optional: Json | None = None, /, **required: Json) -> Json:
@@ -933,57 +1178,7 @@ def takes(optional: Json | None = None, /, **required: Json) -> Json:
     return {"type": "object", "properties": required | (optional or {}), "required": list(required)}
 
 
-def check_schema(schema: Any) -> None:
-    """ValueError for a schema with keywords that `compile_schema` does not know."""
-    if unknown := set(schema) - KEYWORDS:
-        raise ValueError(f"not checked here: {', '.join(sorted(unknown))} (see checks_own_arguments)")
-    inner = [*schema.get("properties", {}).values(), schema.get("items"), schema.get("additionalProperties")]
-    for one in filter(None, inner):
-        check_schema(one)
-
-
-Check = Callable[[Any], str | None]
-
-
-def compile_schema(schema: Json) -> Check:
-    """A function that finds the first way in which a JSON value breaks the schema, None if it breaks none.
-
-    What it says is to be put behind the value's name: ".month is required", " must be of type string".
-    """
-    kind = schema.get("type", [])
-    kinds = [kind] if isinstance(kind, str) else kind
-    types = [one for name in kinds for one in TYPES[name]]  # bool is an int to Python and no number to JSON
-    enum, required = schema.get("enum"), schema.get("required", ())
-    properties = {name: compile_schema(inner) for name, inner in schema.get("properties", {}).items()}
-    others = compile_schema(schema["additionalProperties"]) if schema.get("additionalProperties") else None
-    items = compile_schema(schema["items"]) if "items" in schema else None
-    closed = schema.get("additionalProperties") is False
-
-    def check(value: Any) -> str | None:
-        integral = type(value) is float and value.is_integer() and "integer" in kinds  # to JSON Schema 42.0 is one
-        if types and type(value) not in types and not integral:
-            return f" must be of type {' or '.join(kinds)}"
-        if enum is not None and not any(type(value) is type(one) and value == one for one in enum):
-            return f" must be one of {json.dumps(enum)[1:-1]}"
-        if type(value) is dict:
-            for name in required:
-                if name not in value:
-                    return f".{name} is required"
-            for name, inner in value.items():
-                if (check_inner := properties.get(name, others)) and (problem := check_inner(inner)):
-                    return f".{name[:100]}{problem}"
-                if closed and name not in properties:
-                    return f".{name[:100]} is not known here"
-        elif type(value) is list and items:
-            return next((f"[{index}]{problem}" for index, one in enumerate(value) if (problem := items(one))), None)
-        return None
-
-    return check
-
-
 TOKEN: Json = {"type": ["string", "integer"]}
-TEXTS: Json = {"type": "object", "additionalProperties": TEXT}
-TEXT_LIST: Json = {"type": "array", "items": TEXT}
 OBJECTS: Json = {"type": "object", "additionalProperties": OBJECT}
 check_shape = compile_schema(takes({"params": OBJECT}, jsonrpc={"enum": ["2.0"]}, method=TEXT))
 check_metadata = compile_schema(takes(
@@ -1074,8 +1269,6 @@ class Server:
         """Registers `function(arguments, request) -> text or result`. ValueError for a schema that breaks the rules."""
         mirrored = headers.mirrored_parameters(input_schema)
         checked = [{}, {}] if checks_own_arguments else [input_schema, output_schema or {}]
-        for schema in checked:
-            check_schema(schema)
         definition = present(name=name, title=title, description=description, inputSchema=input_schema,
                              outputSchema=output_schema, annotations=annotations)
         if not listed:
