@@ -770,6 +770,7 @@ class Request:
         self.reported: float | None = None  # the highest progress so far
         self.responses: Json = {}  # the checked inputResponses of a retried request
         self.state: Any = None  # what `input_required(state=…)` sealed in the round before
+        self.asked: Json = {}  # the schemas of the forms that were asked for in that round
 
     @functools.cached_property
     def cancelled(self) -> threading.Event:
@@ -821,14 +822,37 @@ class Request:
         # spec: Progress › Behavior Requirements: MUST only reference tokens that were provided
         if (token := self.meta.get("progressToken")) is not None:
             params = present(progressToken=token, progress=done, total=total, message=message)
-            self.emit({"method": "notifications/progress", "params": params})
+            self.notify("notifications/progress", params)
+
+    # choice: a hundred notifications at once and twenty a second after that, because nobody can use more; of what
+    # comes faster, the last one of its kind goes out with the answer.
+    pace = functools.cached_property(lambda self: RateLimit(20, 100))
+
+    @functools.cached_property
+    def held(self) -> Json:
+        """By method: the notification that came too fast."""
+        return {}
+
+    def notify(self, method: str, params: Json) -> None:
+        """Sends a notification about this request, or holds it back when they come too fast."""
+        # spec: Progress › Behavior Requirements: SHOULD implement rate limiting to prevent flooding
+        self.held.pop(method, None)
+        if self.pace.seconds_to_wait(self.user):
+            self.held[method] = params
+        else:
+            self.emit({"method": method, "params": params})
+
+    def release(self) -> None:
+        """Before the answer: sends what was held back."""
+        for method, params in self.__dict__.pop("held", {}).items():
+            self.emit({"method": method, "params": params})
 
     def log(self, level: str, data: Any, logger: str = "reference") -> None:
-        """A log message on this request's stream, if the request asked for that level."""
+        """A log message on this request's stream, if the request asked for that level. Deprecated by the revision."""
         # spec: Logging › Per-request log level: MUST NOT emit notifications/message without logLevel
         wanted = self.meta.get(META + "logLevel")
         if wanted is not None and LOG_LEVELS.index(level) >= LOG_LEVELS.index(wanted):
-            self.emit({"method": "notifications/message", "params": {"level": level, "logger": logger, "data": data}})
+            self.notify("notifications/message", {"level": level, "logger": logger, "data": data})
 
     def sleep(self, seconds: float) -> None:
         """Returns after that time, or raises Cancelled as soon as the client is gone."""
@@ -848,9 +872,8 @@ class Request:
         if declared.get("elicitation") == {}:
             declared["elicitation"] = {"form": {}}
         if missing := undeclared(capabilities, declared):
-            # spec: Overview › _meta: MUST return MissingRequiredClientCapabilityError
             raise Rejection(MISSING_CAPABILITY, "The client must declare a capability for this",
-                            {"requiredCapabilities": missing})
+                            {"requiredCapabilities": missing}, rule="Overview › _meta")
 
     def declares(self, capabilities: Json) -> bool:
         """Whether its client declared these capabilities."""
@@ -859,12 +882,21 @@ class Request:
             return True
         return False
 
-    def accepted(self, key: str) -> Json | None:
-        """What the user filled in under this key; None if that is missing, or was declined (`responses` tells)."""
+    def accepted(self, key: str, question: Json | None = None) -> Json | None:
+        """What the user filled in under this key; None if that is missing, or was declined (`responses` tells).
+
+        -32602 for what does not fit the form: the question's, or the one that was asked, as the requestState tells.
+        """
         if (response := self.responses.get(key)) is None:
             return None
-        check_elicitation(key, response)
-        return response.get("content") or {} if response["action"] == "accept" else None
+        schema = question["params"].get("requestedSchema", {}) if question else self.asked.get(key, {})
+        filled_in = response.get("content") or {}
+        if response.get("action") == "accept" and not set(schema.get("required", ())) <= set(filled_in):
+            # spec: Multi Round-Trip Requests › Error Handling: SHOULD request again what is missing
+            self.responses = {other: one for other, one in self.responses.items() if other != key}
+            return None
+        check_answer(key, {"method": "elicitation/create", "params": {"requestedSchema": schema}}, response)
+        return filled_in if response["action"] == "accept" else None
 
     def as_task(self, required: bool = False, ttl_ms: int = 3_600_000) -> None:
         """From here on the work outlives the connection.
@@ -888,12 +920,16 @@ class Request:
         return False
 
 
-def check_elicitation(key: str, response: Any) -> None:
-    """Rejection for what is no answer to an elicitation."""
-    if not isinstance(response, dict) or response.get("action") not in ("accept", "decline", "cancel"):
-        raise Rejection(INVALID_PARAMS, f"inputResponses.{key}.action must be accept, decline or cancel")
-    if not isinstance(response.get("content") or {}, dict):
-        raise Rejection(INVALID_PARAMS, f"inputResponses.{key}.content must be an object")
+def check_answer(key: str, asked: Json, answer: Any) -> None:
+    """Rejection for an answer that is not what the input request asked for."""
+    form = asked["method"] == "elicitation/create"
+    problem = (check_elicited if form else check_object)(answer)
+    if form and not problem and answer["action"] == "accept":
+        content = {} if answer.get("content") is None else answer["content"]
+        problem = compile_schema(takes(content=asked["params"].get("requestedSchema", True)))({"content": content})
+    if problem:
+        raise Rejection(INVALID_PARAMS, f"inputResponses.{key[:100]}{problem}",
+                        rule="Multi Round-Trip Requests › Error Handling")
 
 
 def undeclared(required: Json, declared: Any) -> Json:
@@ -904,13 +940,16 @@ def undeclared(required: Json, declared: Any) -> Json:
     return {name: missing[name] for name in required if missing[name] or not isinstance(declared.get(name), dict)}
 
 
-def input_required(requests: Json, state: Any = None) -> Json:
-    """A result that asks the client for input; `state` comes back as `request.state` with the retried request."""
+def input_required(requests: Json | None, state: Any = None) -> Json:
+    """A result that asks the client for input, or (None) only to come again; `state` comes back as `request.state`."""
     return present(resultType="input_required", inputRequests=requests, requestState=state)
 
 
 def elicit(message: str, properties: Json, required: Iterable[str] | None = None) -> Json:
-    """An input request: a form for the user; `required`: the fields that must be filled in, by default all."""
+    """An input request: a form for the user; `required`: the fields that must be filled in, by default all.
+
+    A field's schema is one of those that Elicitation › Requested Schema lists.
+    """
     schema = takes() | {"properties": properties, "required": list(properties if required is None else required)}
     return {"method": "elicitation/create", "params": {"mode": "form", "message": message, "requestedSchema": schema}}
 
@@ -1125,9 +1164,9 @@ TEXTS: Json = {"type": "object", "additionalProperties": TEXT}
 TEXT_LIST: Json = {"type": "array", "items": TEXT}
 COUNT: Json = {"type": "integer", "minimum": 0}
 SOME_NUMBER: Json = {"type": "number"}
-SCHEMA: Json = {"$ref": "#/$defs/schema"}
-SCHEMAS: Json = {"type": "array", "items": SCHEMA, "minItems": 1}
-NAMED_SCHEMAS: Json = {"type": "object", "additionalProperties": SCHEMA}
+ANY_SCHEMA: Json = {"$ref": "#/$defs/schema"}
+SCHEMAS: Json = {"type": "array", "items": ANY_SCHEMA, "minItems": 1}
+NAMED_SCHEMAS: Json = {"type": "object", "additionalProperties": ANY_SCHEMA}
 TYPE: Json = {"enum": list(TYPES)}
 
 Keyword = tuple[Any, tuple[type, ...], Callable[[Any, Place], Any]]
@@ -1147,17 +1186,17 @@ KEYWORDS: dict[str, Keyword] = {
     "maxItems": limit(COUNT, ARRAY, is_longer, "have at most {} items"),
     "uniqueItems": limit(BOOLEAN, ARRAY, lambda value, wanted: wanted and has_twins(value), "have no two equal items"),
     "prefixItems": (SCHEMAS, ARRAY, check_items),
-    "items": (SCHEMA, ARRAY, check_items),
+    "items": (ANY_SCHEMA, ARRAY, check_items),
     "minProperties": limit(COUNT, MEMBERS, is_shorter, "have at least {} members"),
     "maxProperties": limit(COUNT, MEMBERS, is_longer, "have at most {} members"),
     "required": (TEXT_LIST | {"uniqueItems": True}, MEMBERS, check_members),
     "properties": (NAMED_SCHEMAS, MEMBERS, check_members),
-    "additionalProperties": (SCHEMA, MEMBERS, check_members),
-    "propertyNames": (SCHEMA, MEMBERS, check_names),
+    "additionalProperties": (ANY_SCHEMA, MEMBERS, check_members),
+    "propertyNames": (ANY_SCHEMA, MEMBERS, check_names),
     "allOf": combination("allOf", SCHEMAS, lambda fit, count: fit == count, "all"),
     "anyOf": combination("anyOf", SCHEMAS, lambda fit, count: fit > 0, "one of anyOf"),
     "oneOf": combination("oneOf", SCHEMAS, lambda fit, count: fit == 1, "exactly one of oneOf"),
-    "not": combination("not", SCHEMA, lambda fit, count: fit == 0, "none of not"),
+    "not": combination("not", ANY_SCHEMA, lambda fit, count: fit == 0, "none of not"),
     "$ref": (TEXT, EVERY, check_reference),
     "$defs": (NAMED_SCHEMAS, (), lambda schemas, place: [place.below(one, ".$defs") for one in schemas.values()]),
 }
@@ -1165,12 +1204,12 @@ KEYWORDS: dict[str, Keyword] = {
 OTHERS: Json = dict.fromkeys(
     ("title", "description", "$comment", "$anchor", "format", "contentMediaType", "contentEncoding"), TEXT)
 OTHERS |= {"default": True, "examples": LIST, "deprecated": BOOLEAN, "readOnly": BOOLEAN, "writeOnly": BOOLEAN,
-           "contentSchema": SCHEMA, "x-mcp-header": True,
+           "contentSchema": ANY_SCHEMA, "x-mcp-header": True,
            "$schema": {"const": "https://json-schema.org/draft/2020-12/schema"},
            "type": {"anyOf": [TYPE, {"type": "array", "items": TYPE, "minItems": 1, "uniqueItems": True}]}}
 KNOWN: Json = {"type": ["object", "boolean"], "additionalProperties": False,
                "properties": OTHERS | {keyword: row[0] for keyword, row in KEYWORDS.items()}}
-check_is_schema = Place(SCHEMA, "", SCHEMA | {"$defs": {"schema": KNOWN}}, {}).compile()
+check_is_schema = Place(ANY_SCHEMA, "", ANY_SCHEMA | {"$defs": {"schema": KNOWN}}, {}).compile()
 
 
 def takes(optional: Json | None = None, /, **required: Json) -> Json:
@@ -1180,10 +1219,14 @@ def takes(optional: Json | None = None, /, **required: Json) -> Json:
 
 TOKEN: Json = {"type": ["string", "integer"]}
 OBJECTS: Json = {"type": "object", "additionalProperties": OBJECT}
+check_object = compile_schema(OBJECT)
 check_shape = compile_schema(takes({"params": OBJECT}, jsonrpc={"enum": ["2.0"]}, method=TEXT))
+# Capabilities are an open set, and what the schema does not name may be of any type.
+CAPABILITIES = takes(dict.fromkeys(("elicitation", "sampling", "roots"), OBJECT)
+                     | dict.fromkeys(("extensions", "experimental"), OBJECTS))
 check_metadata = compile_schema(takes(
     {META + "clientInfo": takes(name=TEXT, version=TEXT), META + "logLevel": {"enum": list(LOG_LEVELS)},
-     "progressToken": TOKEN}, **{META + "protocolVersion": TEXT, META + "clientCapabilities": OBJECTS}))
+     "progressToken": TOKEN}, **{META + "protocolVersion": TEXT, META + "clientCapabilities": CAPABILITIES}))
 # choice: null counts as absent in what a client merely echoes, because client libraries send it so.
 ECHOED: Json = {"inputResponses": OBJECTS | {"type": ["object", "null"]}, "requestState": {"type": ["string", "null"]}}
 PARAMS: dict[str, Json] = {
@@ -1193,14 +1236,55 @@ PARAMS: dict[str, Json] = {
     "completion/complete": takes({"context": takes({"arguments": TEXTS})}, argument=takes(name=TEXT, value=TEXT),
                                  ref=takes({"name": TEXT, "uri": TEXT}, type={"enum": ["ref/prompt", "ref/resource"]})),
     "subscriptions/listen": takes(notifications=takes({
-        "toolsListChanged": {"type": "boolean"}, "promptsListChanged": {"type": "boolean"},
-        "resourcesListChanged": {"type": "boolean"}, "resourceSubscriptions": TEXT_LIST, "taskIds": TEXT_LIST})),
+        "toolsListChanged": BOOLEAN, "promptsListChanged": BOOLEAN, "resourcesListChanged": BOOLEAN,
+        "resourceSubscriptions": TEXT_LIST, "taskIds": TEXT_LIST})),
     "tasks/get": takes(taskId=TEXT),
     "tasks/update": takes(taskId=TEXT, inputResponses=OBJECT),
     "tasks/cancel": takes(taskId=TEXT),
 }
 check_params = {method: compile_schema(schema) for method, schema in PARAMS.items()}
+check_elicited = compile_schema(takes({"content": {"type": ["object", "null"]}},
+                                      action={"enum": ["accept", "decline", "cancel"]}))
 MAY_ASK = ("tools/call", "prompts/get", "resources/read")  # spec: Multi Round-Trip Requests › Supported Requests
+
+# What the author of a tool, a prompt or a resource hands over, by what it is called; a breach is the author's fault.
+LETTERS = r"A-Za-z0-9._~:/?#\[\]@!$&'()*+,;=-"
+URI = rf"^[A-Za-z][A-Za-z0-9+.-]*:([{LETTERS}]|%[0-9A-Fa-f]{{2}})*$"  # rfc3986 §2, §3.1
+URI_TEXT: Json = {"type": "string", "pattern": URI}
+BASE64: Json = {"type": "string", "pattern": "^([A-Za-z0-9+/]{4})*([A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?$"}
+CONTENTS = takes({"text": TEXT, "blob": BASE64}, uri=URI_TEXT)
+BLOCKS = [takes(type={"const": kind}, **members) for kind, members in {
+    "text": {"text": TEXT}, "image": {"data": BASE64, "mimeType": TEXT}, "audio": {"data": BASE64, "mimeType": TEXT},
+    "resource_link": {"uri": URI_TEXT, "name": TEXT}, "resource": {"resource": CONTENTS}}.items()]
+USES = [takes(type={"const": kind}) for kind in ("tool_use", "tool_result")]
+ROLE: Json = {"enum": ["user", "assistant"]}
+SAID: Json = {"anyOf": [*BLOCKS, *USES, {"type": "array", "items": {"anyOf": BLOCKS + USES}}]}
+OPTIONS: Json = {"type": "array", "items": takes(const=TEXT, title=TEXT)}
+CHOICES: Json = {"anyOf": [takes(enum=TEXT_LIST, type={"const": "string"}), takes(anyOf=OPTIONS)]}
+FIELDS: dict[str, Json] = {  # of a form; spec: Elicitation › Requested Schema
+    "string": {"minLength": COUNT, "maxLength": COUNT, "format": {"enum": ["email", "uri", "date", "date-time"]},
+               "enum": TEXT_LIST, "oneOf": OPTIONS, "default": TEXT},
+    "number": {"minimum": SOME_NUMBER, "maximum": SOME_NUMBER, "default": SOME_NUMBER},
+    "integer": {"minimum": SOME_NUMBER, "maximum": SOME_NUMBER, "default": SOME_NUMBER},
+    "boolean": {"default": BOOLEAN},
+    "array": {"minItems": COUNT, "maxItems": COUNT, "items": CHOICES, "default": TEXT_LIST},
+}
+FIELD: Json = {"anyOf": [takes({"title": TEXT, "description": TEXT} | members, type={"const": kind}) | {
+    "required": ["type", "items"] if kind == "array" else ["type"], "additionalProperties": False}
+    for kind, members in FIELDS.items()]}
+FORM = takes({"required": TEXT_LIST, "$schema": TEXT}, type={"const": "object"},
+             properties={"type": "object", "additionalProperties": FIELD}) | {"additionalProperties": False}
+AUTHORED: dict[str, Json] = {
+    "content": {"type": "array", "items": {"anyOf": BLOCKS}},
+    "messages": {"type": "array", "items": takes(role=ROLE, content={"anyOf": BLOCKS})},
+    "contents": {"type": "array", "items": CONTENTS},
+    "form": takes(message=TEXT, requestedSchema=FORM),
+    "url": takes(message=TEXT, url={"allOf": [URI_TEXT, {"pattern": "^[^:]+://[^/?#]"}]}),
+    "sampling/createMessage": takes(messages={"type": "array", "items": takes(role=ROLE, content=SAID)},
+                                    maxTokens={"type": "integer"}),
+    "roots/list": OBJECT,
+}
+check_authored = {kind: compile_schema(schema) for kind, schema in AUTHORED.items()}
 
 
 # ------------------------------------------------------------------------------------------ the registry and dispatch
@@ -1213,16 +1297,18 @@ class Tool(NamedTuple):
     function: Callable[[Json, Request], str | Json]
     mirrored: list[headers.MirroredParameter]
     check_arguments: Check
-    check_output: Check
+    check_output: Check | None  # None: no output schema
     switchable: bool  # it can be listed and unlisted while the server runs
+    quick: bool  # answered where requests are read: it takes no time, and waits for nothing
 
 
 class Entry(NamedTuple):
-    """A registered resource, resource template or prompt; a resource's with caching hints."""
+    """A registered resource, resource template, prompt or completion; a resource's with caching hints."""
 
     definition: Json
     function: Callable[..., Any]
     hints: Json
+    quick: bool
 
 
 class Answer(NamedTuple):
@@ -1237,71 +1323,90 @@ class Server:
     """What one MCP server offers and how it answers; a transport calls `start`, `respond` and `stop`.
 
     `page_size`: resources on one page of their list; None: all. `rate`: calls a second and burst, for each user.
+    `changing`: the lists whose changes can be subscribed to.
     """
 
     compares_headers = True  # False, in tests only: shows what a gateway that trusts the headers lets through
 
     def __init__(self, name: str, version: str, instructions: str = "", page_size: int | None = None,
-                 store: Store | None = None, rate: tuple[float, float] | None = None) -> None:
-        self.info, self.instructions, self.page_size = {"name": name, "version": version}, instructions, page_size
+                 store: Store | None = None, rate: tuple[float, float] | None = None, *, title: str | None = None,
+                 icons: list[Json] | None = None, changing: Iterable[str] = ("tools", "prompts", "resources")) -> None:
+        self.info = present(name=name, title=title, version=version, icons=icons)
+        self.instructions, self.changing = instructions, frozenset(changing)
+        self.page_sizes = {"resources": page_size, "resourceTemplates": page_size}
         self.store, self.rate = store or Store(), RateLimit(*rate) if rate else None
         self.tools: dict[str, Tool] = {}
         self.resources: dict[str, Entry] = {}
         self.templates: dict[str, Entry] = {}
         self.prompts: dict[str, Entry] = {}
-        self.completions: dict[tuple[str, str, str], Callable[[str, dict[str, str], Request], list[str]]] = {}
+        self.completions: dict[tuple[str, str, str], Entry] = {}
         self.subscriptions, self.tasks = Subscriptions(self), Tasks(self)
         self.stopped = threading.Event()
         self.keeper = threading.Thread(target=self.keep, name="keeper", daemon=True)
         self.methods: dict[str, Callable[[Request], Json]] = {
-            "server/discover": self.discover, "tools/list": self.list_tools, "tools/call": self.call_tool,
-            "resources/list": self.list_resources, "resources/templates/list": self.list_templates,
-            "resources/read": self.read_resource, "prompts/list": self.list_prompts, "prompts/get": self.get_prompt,
+            "server/discover": self.discover, "tools/list": functools.partial(self.page, "tools", self.tools),
+            "resources/list": functools.partial(self.page, "resources", self.resources),
+            "resources/templates/list": functools.partial(self.page, "resourceTemplates", self.templates),
+            "prompts/list": functools.partial(self.page, "prompts", self.prompts),
+            "tools/call": self.call_tool, "resources/read": self.read_resource, "prompts/get": self.get_prompt,
             "completion/complete": self.complete, "subscriptions/listen": self.subscriptions.listen,
             "tasks/get": self.tasks.get, "tasks/update": self.tasks.update, "tasks/cancel": self.tasks.cancel,
         }
 
-    # what a server is built from; each is a decorator
+    # what a server is built from; each is a decorator. `quick`: it neither waits nor computes for long, so that it is
+    # answered where requests are read; what touches the state is not quick.
 
     def tool(self, name: str, description: str, input_schema: Json, *, title: str | None = None,
-             output_schema: Json | None = None, annotations: Json | None = None, listed: bool = True,
-             checks_own_arguments: bool = False) -> Callable[[Function], Function]:
+             icons: list[Json] | None = None, output_schema: Json | None = None, annotations: Json | None = None,
+             listed: bool = True, checks_own_arguments: bool = False, quick: bool = False) -> Decorator:
         """Registers `function(arguments, request) -> text or result`. ValueError for a schema that breaks the rules."""
         mirrored = headers.mirrored_parameters(input_schema)
-        checked = [{}, {}] if checks_own_arguments else [input_schema, output_schema or {}]
-        definition = present(name=name, title=title, description=description, inputSchema=input_schema,
+        if input_schema.get("type") != "object":
+            raise ValueError(f"{name}'s inputSchema must be of type object")
+        check_arguments = compile_schema({} if checks_own_arguments else input_schema, f"{name}'s inputSchema")
+        check_output = None
+        if output_schema is not None:
+            check_output = compile_schema({} if checks_own_arguments else output_schema, f"{name}'s outputSchema")
+        definition = present(name=name, title=title, description=description, icons=icons, inputSchema=input_schema,
                              outputSchema=output_schema, annotations=annotations)
         if not listed:
             self.store.execute("INSERT OR IGNORE INTO settings VALUES (?, 'no')", f"listed {name}")
 
         def register(function: Function) -> Function:
-            check_arguments, check_output = map(compile_schema, checked)
-            self.tools[name] = Tool(definition, function, mirrored, check_arguments, check_output, not listed)
+            self.tools[name] = Tool(definition, function, mirrored, check_arguments, check_output, not listed, quick)
             return function
 
         return register
 
-    def resource(self, uri: str, name: str, *, description: str | None = None, mime_type: str = "text/plain",
-                 cache_scope: str = "public", ttl_ms: int = 60_000) -> Callable[[Function], Function]:
+    def resource(self, uri: str, name: str, *, title: str | None = None, description: str | None = None,
+                 icons: list[Json] | None = None, mime_type: str = "text/plain", cache_scope: str = "public",
+                 ttl_ms: int = 60_000, quick: bool = False) -> Decorator:
         """Registers `function(uri, request) -> text, bytes, a list of contents, or None: there is no such resource`."""
-        definition = present(uri=uri, name=name, description=description, mimeType=mime_type)
-        return register_in(self.resources, uri, definition, cacheable(ttl_ms, cache_scope))
+        check_uri(uri)
+        definition = present(uri=uri, name=name, title=title, description=description, icons=icons, mimeType=mime_type)
+        return register_in(self.resources, uri, definition, cacheable(ttl_ms, cache_scope), quick)
 
-    def resource_template(self, template: str, name: str, *, description: str | None = None,
-                          mime_type: str = "text/plain", cache_scope: str = "public",
-                          ttl_ms: int = 60_000) -> Callable[[Function], Function]:
-        """Registers `function(uri, values, request)`, as for `resource`; `{name}` stands for one segment of a path."""
-        definition = present(uriTemplate=template, name=name, description=description, mimeType=mime_type)
-        return register_in(self.templates, template, definition, cacheable(ttl_ms, cache_scope))
+    def resource_template(self, template: str, name: str, *, title: str | None = None, description: str | None = None,
+                          icons: list[Json] | None = None, mime_type: str = "text/plain", cache_scope: str = "public",
+                          ttl_ms: int = 60_000, quick: bool = False) -> Decorator:
+        """Registers `function(uri, values, request)`, as for `resource`; `{name}` stands for (part of) one segment."""
+        # choice: of RFC 6570 level 1 alone, because what the other operators write cannot be read back for certain.
+        check_uri(re.sub(VARIABLE, "%00", template))
+        if len(names := re.findall(VARIABLE, template)) > len(set(names)):
+            raise ValueError(f"{template} has a variable twice")
+        definition = present(uriTemplate=template, name=name, title=title, description=description, icons=icons,
+                             mimeType=mime_type)
+        return register_in(self.templates, template, definition, cacheable(ttl_ms, cache_scope), quick)
 
-    def prompt(self, name: str, description: str, arguments: Iterable[Json] = ()) -> Callable[[Function], Function]:
+    def prompt(self, name: str, description: str, arguments: Iterable[Json] = (), *, title: str | None = None,
+               icons: list[Json] | None = None, quick: bool = False) -> Decorator:
         """Registers `function(arguments, request) -> text, or a list of messages`."""
-        definition = present(name=name, description=description, arguments=list(arguments))
-        return register_in(self.prompts, name, definition, {})
+        definition = present(name=name, title=title, description=description, icons=icons, arguments=list(arguments))
+        return register_in(self.prompts, name, definition, {}, quick)
 
-    def completion(self, kind: str, name: str, argument: str) -> Callable[[Function], Function]:
+    def completion(self, kind: str, name: str, argument: str, *, quick: bool = False) -> Decorator:
         """Registers `function(value, context, request) -> all matches, best first`; kind: ref/prompt, ref/resource."""
-        return register_in(self.completions, (kind, name, argument))
+        return register_in(self.completions, (kind, name, argument), {}, {}, quick)
 
     def list_changed(self, kind: str) -> None:
         """Tells subscribers that the list of tools, prompts or resources has changed."""
@@ -1424,11 +1529,18 @@ class Server:
 
     def complete_result(self, request: Request, result: Json) -> Json:
         """A result as it is sent: with its type and the server's name; what it asks of the client checked, sealed."""
+        request.release()
         if result.get("resultType") == "input_required":
-            for wanted in result["inputRequests"].values():
-                request.require(capability_for(wanted))
-            if "requestState" in result:
-                result = result | {"requestState": self.seal(request, result["requestState"])}
+            wanted = result.get("inputRequests", {})
+            for one in wanted.values():
+                request.require(capability_for(one))
+            if not wanted and "requestState" not in result:
+                # spec: Multi Round-Trip Requests › Server Requirements (Basic Workflow): MUST include one of the two
+                raise ValueError("input_required without a question and without a state")
+            forms = {key: one["params"]["requestedSchema"] for key, one in wanted.items()
+                     if "requestedSchema" in one.get("params", {})}
+            if forms or "requestState" in result:
+                result = result | {"requestState": self.seal(request, result.get("requestState"), forms)}
         meta = {META + "serverInfo": self.info} | result.get("_meta", {})
         return {"resultType": "complete"} | result | {"_meta": meta}
 
@@ -1436,43 +1548,47 @@ class Server:
 
     def discover(self, request: Request) -> Json:
         """server/discover: what this server speaks and offers."""
-        changes = {"listChanged": True}
+        changes = {kind: {"listChanged": True} if kind in self.changing else {} for kind in FILTERS}
         capabilities = present(
-            logging={}, extensions={TASKS: {}},
-            tools=changes if self.tools else None, prompts=changes if self.prompts else None,
-            resources=changes | {"subscribe": True} if self.offers("resources/read") else None,
+            logging={}, extensions={TASKS: {}},  # logging is deprecated by this revision, and taught until it is gone
+            tools=changes["tools"] if self.tools else None, prompts=changes["prompts"] if self.prompts else None,
+            resources=changes["resources"] | {"subscribe": True} if self.offers("resources/read") else None,
             completions={} if self.completions else None)
         about = present(instructions=self.instructions or None)
         return {"supportedVersions": SUPPORTED_VERSIONS, "capabilities": capabilities} | about | cacheable(3_600_000)
 
-    def list_tools(self, request: Request) -> Json:
-        """tools/list: in the order of registration, which is the same every time."""
-        return page(request, "tools", [tool for tool in self.tools.values() if self.is_listed(tool)])
-
-    def list_resources(self, request: Request) -> Json:
-        """resources/list, page by page."""
-        return page(request, "resources", self.resources.values(), self.page_size)
-
-    def list_templates(self, request: Request) -> Json:
-        """resources/templates/list, page by page."""
-        return page(request, "resourceTemplates", self.templates.values(), self.page_size)
-
-    def list_prompts(self, request: Request) -> Json:
-        """prompts/list."""
-        return page(request, "prompts", self.prompts.values())
+    def page(self, key: str, table: dict[str, Any], request: Request) -> Json:
+        """One page of a list, from the cursor on, always in the order of registration."""
+        items = [entry.definition for entry in table.values() if key != "tools" or self.is_listed(entry)]
+        size = self.page_sizes.get(key) or len(items) or 1
+        cursors = {make_cursor(start): start for start in range(size, len(items), size)}
+        cursor = request.params.get("cursor")
+        if cursor is not None and (not isinstance(cursor, str) or cursor not in cursors):
+            raise Rejection(INVALID_PARAMS, "This cursor is not valid", rule="Pagination › Error Handling")
+        start = cursors[cursor] if cursor else 0
+        following = present(nextCursor=make_cursor(start + size) if start + size < len(items) else None)
+        return {key: items[start : start + size]} | following | cacheable(300_000)
 
     # tools, resources, prompts, completion
 
+    def limit_rate(self, request: Request, rule: str) -> None:
+        """Rejection for a user who asks too often."""
+        if self.rate and (wait := self.rate.seconds_to_wait(request.user)):
+            raise Rejection(429, "Too many calls", status=429, fields=f"Retry-After: {wait}\r\n", rule=rule)
+
     def call_tool(self, request: Request) -> Json:
         """tools/call: checks the arguments, then runs the tool's function."""
-        # spec: Tools › Security Considerations: MUST rate limit tool invocations
-        if self.rate and (wait := self.rate.seconds_to_wait(request.user)):
-            raise Rejection(429, "Too many tool calls", status=429, fields=f"Retry-After: {wait}\r\n")
+        self.limit_rate(request, "Tools › Security Considerations")
         tool = self.tools.get(request.params["name"])
         if tool is None or not self.is_listed(tool):
-            raise Rejection(INVALID_PARAMS, f"Unknown tool: {request.params['name'][:100]}")
+            raise Rejection(INVALID_PARAMS, f"Unknown tool: {request.params['name'][:100]}",
+                            rule="Tools › Error Handling")
         arguments = request.params.get("arguments", {})
-        if problem := tool.check_arguments(arguments):
+        try:
+            problem = tool.check_arguments(arguments)
+        except RecursionError:  # a schema may take many steps for each level of a value
+            problem = " are nested too deeply"
+        if problem:
             return text_result(f"arguments{problem}") | {"isError": True}
         try:
             return run_tool(tool, arguments, request)
@@ -1492,61 +1608,80 @@ class Server:
         found = self.find_resource(uri)
         content = found[0].function(*found[1], request) if found else None
         if found is None or content is None:
-            # spec: Resources › Error Handling: MUST return -32602, MUST NOT return an empty contents array
-            raise Rejection(INVALID_PARAMS, "Resource not found", {"uri": uri})
+            # never an empty `contents` array, which could mean an empty resource
+            raise Rejection(INVALID_PARAMS, "Resource not found", {"uri": uri}, rule="Resources › Error Handling")
         if isinstance(content, dict):
             return content
         if not isinstance(content, list):
             body = {"text": content} if isinstance(content, str) else {"blob": base64.b64encode(content).decode()}
             content = [{"uri": uri, "mimeType": found[0].definition["mimeType"]} | body]
-        return {"contents": content} | found[0].hints
+        # choice: what somebody answered a question for is nobody else's, and not the same the next time.
+        retried = request.params.get("inputResponses") or request.params.get("requestState")
+        hints = cacheable(0, "private") if retried else found[0].hints
+        return {"contents": check_authored_as("contents", content)} | hints
 
     def get_prompt(self, request: Request) -> Json:
         """prompts/get: its messages, or a question first."""
         entry, arguments = self.prompts.get(request.params["name"]), request.params.get("arguments", {})
         if entry is None:
-            raise Rejection(INVALID_PARAMS, f"Unknown prompt: {request.params['name'][:100]}")
+            raise Rejection(INVALID_PARAMS, f"Unknown prompt: {request.params['name'][:100]}",
+                            rule="Prompts › Error Handling")
         for argument in entry.definition["arguments"]:
             if argument.get("required") and argument["name"] not in arguments:
-                raise Rejection(INVALID_PARAMS, f"Missing required argument: {argument['name']}")
+                raise Rejection(INVALID_PARAMS, f"Missing required argument: {argument['name']}",
+                                rule="Prompts › Error Handling")
+        check_known(arguments, [argument["name"] for argument in entry.definition["arguments"]], "Prompts › Security")
         content = entry.function(arguments, request)
         if isinstance(content, dict):
             return content
         if isinstance(content, str):
             content = [{"role": "user", "content": {"type": "text", "text": content}}]
-        return {"description": entry.definition["description"], "messages": content}
+        messages = check_authored_as("messages", content)
+        return {"description": entry.definition["description"], "messages": messages}
 
     def complete(self, request: Request) -> Json:
-        """completion/complete: at most 100 values."""
+        """completion/complete: at most 100 values for an argument of a prompt, or for a variable of a template."""
+        self.limit_rate(request, "Completion › Security")
         ref, argument = request.params["ref"], request.params["argument"]
-        prompt = ref["type"] == "ref/prompt"
-        name = ref.get("name" if prompt else "uri")
-        if name not in (self.prompts if prompt else self.templates):
-            raise Rejection(INVALID_PARAMS, "params.ref must name a prompt or a resource template")
-        function = self.completions.get((ref["type"], name, argument["name"]))
-        known = request.params.get("context", {}).get("arguments", {})
-        values = function(argument["value"], known, request) if function else []
+        if ref["type"] == "ref/prompt":
+            prompt = self.prompts.get(name := ref.get("name", ""))
+            known = [one["name"] for one in prompt.definition["arguments"]] if prompt else None
+        else:  # a template, or a URI that matches one
+            uri = ref.get("uri", "")
+            name = next((one for one in self.templates if one == uri or match_template(one, uri) is not None), uri)
+            known = re.findall(VARIABLE, name) if name in self.templates or name in self.resources else None
+        if known is None:
+            raise Rejection(INVALID_PARAMS, "params.ref must name a prompt, a resource template or a resource",
+                            rule="Completion › Error Handling")
+        check_known([argument["name"]], known, "Completion › Security")
+        entry = self.completions.get((ref["type"], name, argument["name"]))
+        others = request.params.get("context", {}).get("arguments", {})
+        values = entry.function(argument["value"], others, request) if entry else []
         return {"completion": {"values": values[:100], "total": len(values), "hasMore": len(values) > 100}}
 
     # multi round-trip requests: the state travels with the client, sealed
 
-    def seal(self, request: Request, state: Any) -> str:
+    def seal(self, request: Request, state: Any, forms: Json) -> str:
         """requestState: bound to the request, its user and a time, so that it is of no use anywhere else."""
-        payload = {"state": state, "expires": time.time() + STATE_SECONDS} | origin_of(request)
+        payload = {"state": state, "forms": forms, "expires": time.time() + STATE_SECONDS} | origin_of(request)
         text = base64.urlsafe_b64encode(json.dumps(payload).encode()).decode()
         return f"{text}.{self.signature(text)}"
 
     def unseal(self, request: Request, sealed: Any) -> Any:
-        """The state inside; None for None. One message for every cause, so that a refusal teaches nothing."""
+        """The state inside; None for None; the forms that were asked for go to the request.
+
+        One message for every cause, so that a refusal teaches nothing.
+        """
         if sealed is None:
             return None
         text, _, signature = sealed.rpartition(".") if isinstance(sealed, str) else ("", "", "")
-        # spec: Multi Round-Trip Requests › Server Requirements (Basic Workflow): MUST reject state that does not verify
         if hmac.compare_digest(self.signature(text).encode(), signature.encode("utf-8", "backslashreplace")):
             payload = json.loads(base64.urlsafe_b64decode(text))
             if payload["expires"] > time.time() and origin_of(request).items() <= payload.items():
+                request.asked = payload["forms"]
                 return payload["state"]
-        raise Rejection(INVALID_PARAMS, "requestState is not valid for this request", status=400)
+        raise Rejection(INVALID_PARAMS, "requestState is not valid for this request", status=400,
+                        rule="Multi Round-Trip Requests › Server Requirements (Basic Workflow)")
 
     def signature(self, text: str) -> str:
         """HMAC-SHA-256 over the exact characters received."""
@@ -1554,6 +1689,7 @@ class Server:
 
 
 Function = Callable[..., Any]
+Decorator = Callable[[Function], Function]
 NEEDS_TASKS: Json = {"extensions": {TASKS: {}}}
 
 
@@ -1566,14 +1702,34 @@ def state_trouble_logged() -> Iterator[None]:
         log(f"the state cannot be used: {problem}")
 
 
-def register_in(table: dict[Any, Any], key: Any, *entry: Json) -> Callable[[Function], Function]:
-    """A decorator that puts a function, with its definition and hints if it has any, into a table."""
+def register_in(table: dict[Any, Entry], key: Any, definition: Json, hints: Json, quick: bool) -> Decorator:
+    """A decorator that puts a function into a table."""
 
     def register(function: Function) -> Function:
-        table[key] = Entry(entry[0], function, entry[1]) if entry else function
+        table[key] = Entry(definition, function, hints, quick)
         return function
 
     return register
+
+
+def check_uri(text: str) -> None:
+    """ValueError for what is no URI; in a template, the variables have been filled in."""
+    if not re.search(URI, text):
+        raise ValueError(f"{text!r} must be a URI: a scheme, a colon, no spaces or braces, {{name}} for a variable")
+
+
+def check_authored_as(kind: str, value: Any) -> Any:
+    """The value; ValueError, for its author, when it is not what it should be."""
+    if problem := check_authored[kind](value):
+        raise ValueError(f"{kind}{problem}: {value!r:.200}")
+    return value
+
+
+def check_known(names: Iterable[str], known: list[str], rule: str) -> None:
+    """Rejection for an argument that nobody declared."""
+    for name in names:
+        if name not in known:
+            raise Rejection(INVALID_PARAMS, f"Unknown argument: {name[:100]}", rule=rule)
 
 
 def present(**members: Any) -> Json:
@@ -1586,8 +1742,7 @@ def rejection_for(problem: BaseException) -> Rejection:
     if isinstance(problem, Rejection):
         return problem
     if isinstance(problem, HeaderMismatch):
-        # spec: Streamable HTTP › Server Validation: MUST return 400 with HeaderMismatch
-        return Rejection(HEADER_MISMATCH, f"Header mismatch: {problem}")
+        return Rejection(HEADER_MISMATCH, f"Header mismatch: {problem}", rule="Streamable HTTP › Server Validation")
     if isinstance(problem, sqlite3.Error):
         log(f"the state cannot be used: {problem}")
         return Rejection(INTERNAL_ERROR, "The server cannot reach its state at the moment")
@@ -1618,14 +1773,20 @@ def run_tool(tool: Tool, arguments: Json, request: Request) -> Json:
     except ToolError as failure:
         return text_result(str(failure)) | {"isError": True}
     if isinstance(result, str):
-        return text_result(result)
+        result = text_result(result)
+    elif "content" in result:
+        check_authored_as("content", result["content"])
     if "structuredContent" in result:
         structured = result["structuredContent"]
-        # spec: Tools › Output Schema: MUST provide structured results that conform to this schema
-        if problem := tool.check_output(structured):
-            raise ValueError(f"structuredContent{problem}")
+        problem = tool.check_output(structured) if tool.check_output else None
         # spec: Tools › Structured Content: SHOULD also return the serialized JSON in a TextContent block
-        return text_result(json.dumps(structured, ensure_ascii=False)) | result
+        result = text_result(json.dumps(structured, ensure_ascii=False)) | result
+    else:
+        excused = tool.check_output is None or result.get("isError") or "resultType" in result
+        problem = None if excused else " is missing"
+    if problem:
+        # spec: Tools › Output Schema: MUST provide structured results that conform to this schema
+        raise ValueError(f"structuredContent{problem}")
     return result
 
 
@@ -1639,34 +1800,46 @@ def cacheable(ttl_ms: int, scope: str = "public") -> Json:
     return {"ttlMs": ttl_ms, "cacheScope": scope}
 
 
-def page(request: Request, key: str, entries: Iterable[Tool | Entry], size: int | None = None) -> Json:
-    """One page of a list, from the cursor on. -32602 for a cursor that this list has not given out."""
-    items = [entry.definition for entry in entries]
-    cursors = {make_cursor(start): start for start in range(size or len(items) or 1, len(items), size or 1)}
-    cursor = request.params.get("cursor")
-    if cursor is not None and (not isinstance(cursor, str) or cursor not in cursors):
-        raise Rejection(INVALID_PARAMS, "This cursor is not valid")
-    start = cursors[cursor] if cursor else 0
-    end = start + (size or len(items))
-    following = present(nextCursor=make_cursor(end) if end < len(items) else None)
-    return {key: items[start:end]} | following | cacheable(300_000)
-
-
 def make_cursor(position: int) -> str:
     """Opaque to clients: only this server reads it."""
     return base64.b64encode(b"after %d" % position).decode()
 
 
+VARIABLE = r"\{([A-Za-z0-9_]+)\}"  # rfc6570 §3.2.2: {var}; in the manner of §1.2, level 1
+
+
 def match_template(template: str, uri: str) -> dict[str, str] | None:
-    """The values of a template's variables in a URI; None if it does not match, or if a value would climb out."""
-    pattern = re.sub(r"\\\{(\w+)\\\}", r"(?P<\1>[^/]+)", re.escape(template))
+    """The values of a template's variables in a URI; None if it does not match, or if a value would climb out.
+
+    Segment by segment, each from its end, which is linear whatever the URI is; the first variables get the most.
+    """
+    patterns, segments, values = template.split("/"), uri.split("/"), {}
+    if len(patterns) != len(segments):
+        return None
+    for pattern, segment in zip(patterns, segments, strict=True):
+        *parts, last = re.split(VARIABLE, pattern)
+        end = len(segment) - len(last)
+        if not segment.endswith(last) or (end and not parts):
+            return None
+        while parts:
+            name, literal = parts.pop(), parts.pop()
+            start = segment.rfind(literal, 0, end - 1) if parts else 0
+            found = start >= 0 and segment.startswith(literal, start)
+            value = value_in_uri(segment[start + len(literal) : end]) if found else ""
+            if not value:
+                return None
+            values[name], end = value, start
+    return values
+
+
+def value_in_uri(text: str) -> str:
+    """What a variable stands for; nothing for what is no text, or would climb out of where it belongs."""
     # spec: Resources › Security Considerations: MUST sanitize file paths to prevent directory traversal
     with contextlib.suppress(UnicodeDecodeError):
-        if match := re.fullmatch(pattern, uri):
-            values = {name: unquote(value, errors="strict") for name, value in match.groupdict().items()}
-            if not any(re.fullmatch(r"\.*|.*[/\\].*", one) or not one.isprintable() for one in values.values()):
-                return values
-    return None
+        value = unquote(text, errors="strict")
+        if value.strip(".") and value.isprintable() and not set(value) & set("/\\"):
+            return value
+    return ""
 
 
 def origin_of(request: Request) -> Json:
@@ -1677,11 +1850,18 @@ def origin_of(request: Request) -> Json:
 
 
 def capability_for(input_request: Json) -> Json:
-    """The client capability that an input request needs."""
+    """The client capability that an input request needs. ValueError for what is no input request."""
     # spec: Multi Round-Trip Requests › Server Requirements (Basic Workflow): MUST NOT send undeclared inputRequests
-    if input_request["method"] == "elicitation/create":
-        return {"elicitation": {input_request["params"].get("mode", "form"): {}}}
-    return {{"sampling/createMessage": "sampling", "roots/list": "roots"}[input_request["method"]]: {}}
+    method, params = input_request["method"], input_request.get("params", {})
+    mode = params.get("mode", "form")
+    check_authored_as(mode if method == "elicitation/create" else method, params)
+    if method == "elicitation/create":
+        return {"elicitation": {mode: {}}}
+    if method == "roots/list":  # deprecated by this revision, like sampling
+        return {"roots": {}}
+    # spec: Sampling › Tools in Sampling: MUST NOT send tools to a client that has not declared sampling.tools
+    tools, context = bool(params.keys() & {"tools", "toolChoice"}), params.get("includeContext", "none") != "none"
+    return {"sampling": present(tools={} if tools else None, context={} if context else None)}
 
 
 class RateLimit:
@@ -1754,9 +1934,9 @@ class Subscriptions:
         wanted = request.params["notifications"]
         if wanted.get("taskIds"):
             request.require(NEEDS_TASKS)
-        offered = {"toolsListChanged": self.server.tools, "promptsListChanged": self.server.prompts,
-                   "resourcesListChanged": self.server.resources}
-        agreed: Json = {name: True for name, table in offered.items() if wanted.get(name) and table}
+        offered = {"tools": self.server.tools, "prompts": self.server.prompts, "resources": self.server.resources}
+        agreed: Json = {FILTERS[kind]: True for kind, table in offered.items()
+                        if wanted.get(FILTERS[kind]) and table and kind in self.server.changing}
         if uris := [uri for uri in wanted.get("resourceSubscriptions", ()) if self.server.find_resource(uri)]:
             agreed["resourceSubscriptions"] = uris
         if tasks := [one for one in wanted.get("taskIds", ()) if self.server.tasks.find(one, request.user)]:
@@ -2110,17 +2290,6 @@ class Tasks:
             self.store.execute(f"UPDATE tasks SET lease = 0 WHERE owner = ? AND {ACTIVE}", worker.owner)
 
 
-def check_answer(key: str, asked: Json, answer: Any) -> None:
-    """Rejection for an answer that is not what the input request asked for."""
-    problem = compile_schema(OBJECT)(answer)
-    if asked["method"] == "elicitation/create" and not problem:
-        check_elicitation(key, answer)
-        if answer["action"] == "accept" and (schema := asked["params"].get("requestedSchema")):
-            problem = compile_schema(takes(content=schema))({"content": answer.get("content") or {}})
-    if problem:
-        raise Rejection(INVALID_PARAMS, f"inputResponses.{key}{problem}")
-
-
 def task_view(row: Any) -> Json:
     """A task as the wire shows it."""
     view = {"taskId": row["id"], "status": row["status"], "createdAt": iso_time(row["created"]),
@@ -2149,7 +2318,7 @@ def demo_server(step_seconds: float = 1.0, store: Store | None = None,
                 rate: tuple[float, float] | None = None) -> Server:
     """The server that the lessons use."""
     about = "A demo: weather, carts, flights, and a report that takes its time."
-    server = Server("mcp-reference-server", "1.0.0", about, page_size=2, store=store, rate=rate)
+    server = Server("mcp-reference-server", "1.0.0", about, page_size=2, store=store, rate=rate, changing=["tools"])
     add_report(server, step_seconds)
     add_weather(server)
     add_shop(server)
@@ -2162,15 +2331,17 @@ def demo_server(step_seconds: float = 1.0, store: Store | None = None,
 
 def add_report(server: Server, step_seconds: float) -> None:
     """The slow call that the story is about."""
+    month = TEXT | {"description": "as 2026-09, or May", "pattern": r"^(\d{4}-(0[1-9]|1[0-2])|[A-Z][a-z]{2,8})$"}
+    charts_or_not = {"charts": BOOLEAN | {"title": "Charts", "description": "one for each week"}}
 
     @server.tool("build_report", "Builds a monthly report in ten slow steps. Reports progress; stops when you hang up;"
-                 " a task for clients that know tasks.", takes(month=TEXT), annotations=READS)
+                 " a task for clients that know tasks.", takes(month=month), annotations=READS)
     def build_report(arguments: Json, request: Request) -> str:
         request.as_task()
         work(request, 1, 5)
         charts = ""
         if request.can_ask():
-            request.ask({"charts": elicit("Include charts in the report?", {"charts": {"type": "boolean"}})})
+            request.ask({"charts": elicit("Include charts in the report?", charts_or_not)})
             charts = ", with charts" if (request.accepted("charts") or {}).get("charts") else ", without charts"
         work(request, 6, 10)
         return f"The report for {arguments['month']} is ready{charts}."
@@ -2190,21 +2361,23 @@ def add_weather(server: Server) -> None:
         return {"temperature": number[0] % 35 - 5, "conditions": ("sunny", "cloudy", "rainy", "windy")[number[1] % 4],
                 "humidity": 30 + number[2] % 60}
 
-    @server.tool("get_weather", "The weather at a place, as text.", takes(location=TEXT), annotations=READS)
+    @server.tool("get_weather", "The weather at a place, as text.", takes(location=TEXT), annotations=READS, quick=True)
     def get_weather(arguments: Json, request: Request) -> str:
-        return "{temperature} °C and {conditions} in {location}.".format(**arguments, **weather(arguments["location"]))
+        location = arguments["location"]
+        return "{temperature} °C and {conditions} in ".format(**weather(location)) + f"{location}."
 
-    report = takes(temperature={"type": "number"}, conditions=TEXT, humidity={"type": "number"})
+    percent = {"type": "integer", "minimum": 0, "maximum": 100}
+    report = takes(temperature={"type": "number"}, conditions=TEXT, humidity=percent)
 
     @server.tool("get_weather_data", "The weather at a place, as data.", takes(location=TEXT), output_schema=report,
-                 annotations=READS)
+                 annotations=READS, quick=True)
     def get_weather_data(arguments: Json, request: Request) -> Json:
         return {"structuredContent": weather(arguments["location"])}
 
     region = {"type": "string", "description": "where to run it; gateways route by it", "x-mcp-header": "Region"}
 
     @server.tool("execute_sql", "Pretends to run a query in a region.", takes(region=region, query=TEXT),
-                 annotations=READS)
+                 annotations=READS, quick=True)
     def execute_sql(arguments: Json, request: Request) -> str:
         return f"Ran in {arguments['region']}: {arguments['query']}"
 
@@ -2228,7 +2401,7 @@ def add_shop(server: Server) -> None:
         return {"structuredContent": {"items": content}}
 
     @server.tool("book_flight", "Books a flight.", takes(to=TEXT, date={"type": "string", "description": "YYYY-MM-DD"}),
-                 annotations=ADDS)
+                 annotations=ADDS, quick=True)
     def book_flight(arguments: Json, request: Request) -> str:
         today = datetime.date.today()
         with contextlib.suppress(ValueError):
@@ -2241,7 +2414,7 @@ def add_spoofing_lesson(server: Server) -> None:
     """A harmless tool that a gateway allows, and one that it does not."""
     titles = ["Emma", "Middlemarch", "Moby-Dick", "The Trial", "Ulysses"]
 
-    @server.tool("search", "Searches the library's titles.", takes(query=TEXT), annotations=READS)
+    @server.tool("search", "Searches the library's titles.", takes(query=TEXT), annotations=READS, quick=True)
     def search(arguments: Json, request: Request) -> str:
         return ", ".join(title for title in titles if arguments["query"].lower() in title.lower()) or "Nothing found."
 
@@ -2255,28 +2428,37 @@ def add_spoofing_lesson(server: Server) -> None:
 def add_questions(server: Server) -> None:
     """Tools that need something from the user first: a form, and a page for what must not pass through the client."""
 
+    login = TEXT | {"title": "GitHub user name", "minLength": 1}
+    form = elicit("Please provide your GitHub user name", {"name": login})
+
     @server.tool("create_repo", "Creates a repository; asks for your GitHub user name.", takes(repo=TEXT),
                  annotations=ADDS)
     def create_repo(arguments: Json, request: Request) -> str | Json:
-        answer = request.accepted("github_login")
-        if answer is None and "github_login" in request.responses:
+        answer = request.accepted("github_login", form)
+        if answer is not None:
+            return f"Created {answer['name']}/{arguments['repo']}."
+        if "github_login" in request.responses:
             return "No repository was created, as you wished."
-        name = (answer or {}).get("name")
-        if not isinstance(name, str) or not name:
-            return input_required({"github_login": elicit("Please provide your GitHub user name", {"name": TEXT})},
-                                  state={"asked": (request.state or {}).get("asked", 0) + 1})
-        return f"Created {name}/{arguments['repo']}."
+        return input_required({"github_login": form}, state={"asked": (request.state or {}).get("asked", 0) + 1})
 
     @server.tool("connect_billing", "Connects your billing account, on its own page.", takes(), annotations=SWITCHES)
     def connect_billing(arguments: Json, request: Request) -> str | Json:
         consent = request.accepted("billing_key")
-        if consent is not None and request.state:
-            return f"Billing is connected (visit {request.state['visit']})."
         if consent is None and "billing_key" in request.responses:
             return "Billing was not connected, as you wished."
-        visit = secrets.token_urlsafe(8)
+        visit = (request.state or {}).get("visit") or server.store.new_handle("visit", request.user, [])
+        # spec: Elicitation › URL Mode Elicitation Requests: accept is consent to open the page, not completion
+        if consent is not None and "finished" in (server.store.append("visit", visit, request.user, "consent") or []):
+            return f"Billing is connected (visit {visit})."
         page = elicit_url("Enter your billing key on this page", f"https://billing.example.com/connect/{visit}")
         return input_required({"billing_key": page}, state={"visit": visit})
+
+    @server.tool("finish_billing", "Plays the billing page: its visitor has entered the key.", takes(visit=TEXT),
+                 annotations=SWITCHES)
+    def finish_billing(arguments: Json, request: Request) -> str:
+        if server.store.append("visit", arguments["visit"], request.user, "finished") is None:
+            raise ToolError("There is no such visit. Start one with connect_billing.")
+        return "The key is entered. Go on with connect_billing."
 
 
 def add_switches(server: Server) -> None:
@@ -2294,7 +2476,8 @@ def add_switches(server: Server) -> None:
         server.resource_updated("file:///project/config.json")
         return "file:///project/config.json has changed."
 
-    @server.tool("beta_search", "Searches better, perhaps.", takes(query=TEXT), listed=False, annotations=READS)
+    @server.tool("beta_search", "Searches better, perhaps.", takes(query=TEXT), listed=False, annotations=READS,
+                 quick=True)
     def beta_search(arguments: Json, request: Request) -> str:
         return f"A better answer to {arguments['query']} is being thought about."
 
@@ -2303,7 +2486,7 @@ def add_documents(server: Server) -> None:
     """Resources, a resource template, and a prompt with completion."""
 
     @server.resource("app://me/settings", "settings", description="Your settings", mime_type="application/json",
-                     cache_scope="private")
+                     cache_scope="private", quick=True)
     def settings(uri: str, request: Request) -> str:
         return json.dumps({"user": request.user, "language": "en"})
 
@@ -2318,17 +2501,18 @@ def add_documents(server: Server) -> None:
         return documents.get(values["name"])
 
     for name in documents:
-        server.resource(f"file:///project/{name}", name)(lambda uri, request, name=name: documents[name])
-    server.resource_template("file:///project/{name}", "project files", description="A file of the project")(document)
+        server.resource(f"file:///project/{name}", name, quick=True)(lambda uri, request, name=name: documents[name])
+    server.resource_template("file:///project/{name}", "project files", description="A file of the project",
+                             quick=True)(document)
     languages = ["c", "go", "haskell", "java", "javascript", "python", "ruby", "rust", "typescript"]
 
     @server.prompt("code_review", "Asks for a review of some code.", [
         {"name": "code", "description": "the code to review", "required": True},
-        {"name": "language", "description": "the language it is written in"}])
+        {"name": "language", "description": "the language it is written in"}], quick=True)
     def code_review(arguments: dict[str, str], request: Request) -> str:
         return f"Please review this {arguments.get('language', '')} code:\n{arguments['code']}"
 
-    @server.completion("ref/prompt", "code_review", "language")
+    @server.completion("ref/prompt", "code_review", "language", quick=True)
     def language(value: str, context: dict[str, str], request: Request) -> list[str]:
         return [one for one in languages if one.startswith(value.lower())]
 

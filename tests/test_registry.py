@@ -5,9 +5,9 @@ import json
 import pytest
 from support import alive, call_tool, respond
 
-from reference_server import TEXT, Rejection, Server, ToolError, check_schema, compile_schema, demo_server, takes
+from reference_server import TEXT, Rejection, Server, ToolError, compile_schema, demo_server, takes
 
-NUMBER, INTEGER, BOOLEAN = {"type": "number"}, {"type": "integer"}, {"type": "boolean"}
+NUMBER, INTEGER = {"type": "number"}, {"type": "integer"}
 
 
 @pytest.fixture(scope="module")
@@ -90,101 +90,7 @@ def test_a_server_is_built_from_the_same_parts_in_a_few_lines():
             assert respond(server, method)["error"]["code"] == -32601, method
 
 
-# ---- the schema checker ----
-
-CHECKS = [
-    ({"type": "string"}, "", None),
-    ({"type": "string"}, 1, " must be of type string"),
-    ({"type": "string"}, None, " must be of type string"),
-    (INTEGER, 42, None),
-    (INTEGER, 42.0, None),
-    (INTEGER, 42.5, " must be of type integer"),
-    (INTEGER, True, " must be of type integer"),
-    (INTEGER, "42", " must be of type integer"),
-    (NUMBER, 1.5, None),
-    (NUMBER, 1, None),
-    (NUMBER, False, " must be of type number"),
-    (BOOLEAN, True, None),
-    (BOOLEAN, 1, " must be of type boolean"),
-    ({"type": "null"}, None, None),
-    ({"type": "null"}, False, " must be of type null"),
-    ({"type": "array"}, [], None),
-    ({"type": "array"}, {}, " must be of type array"),
-    ({"type": "object"}, [], " must be of type object"),
-    ({"type": ["string", "null"]}, None, None),
-    ({"type": ["string", "null"]}, 1, " must be of type string or null"),
-    ({"enum": ["a", 1]}, "a", None),
-    ({"enum": ["a", 1]}, "b", ' must be one of "a", 1'),
-    ({"enum": [1]}, True, " must be one of 1"),
-    ({"enum": [True]}, 1, " must be one of true"),
-    ({"type": "array", "items": INTEGER}, [1, 2], None),
-    ({"type": "array", "items": INTEGER}, [1, "2"], "[1] must be of type integer"),
-    (takes(a=TEXT), {"a": "x"}, None),
-    (takes(a=TEXT), {}, ".a is required"),
-    (takes(a=TEXT), {"a": 1}, ".a must be of type string"),
-    (takes(a=TEXT), {"a": "x", "b": 1}, None),
-    (takes({"b": INTEGER}, a=TEXT), {"a": "x"}, None),
-    (takes({"b": INTEGER}, a=TEXT), {"a": "x", "b": "y"}, ".b must be of type integer"),
-    (takes(a=TEXT) | {"additionalProperties": False}, {"a": "x", "b": 1}, ".b is not known here"),
-    ({"type": "object", "additionalProperties": INTEGER}, {"x": "y"}, ".x must be of type integer"),
-    (
-        takes(a=takes(b={"type": "array", "items": takes(c=TEXT)})),
-        {"a": {"b": [{"c": "d"}, {}]}},
-        ".a.b[1].c is required",
-    ),
-    ({}, object, None),
-]
-
-
-@pytest.mark.parametrize(("schema", "value", "problem"), CHECKS)
-def test_the_checker_finds_the_first_problem_and_names_its_place(schema, value, problem):
-    """MUST (Tools › Security Considerations): validate all tool inputs; a boolean is no integer, 42.0 is one."""
-    assert compile_schema(schema)(value) == problem
-
-
-@pytest.mark.parametrize(
-    "keyword", ["minimum", "maxLength", "pattern", "oneOf", "allOf", "$ref", "const", "if", "minItems"]
-)
-@pytest.mark.parametrize(
-    "nest",
-    [
-        lambda s: s,
-        lambda s: takes(a=s),
-        lambda s: {"type": "array", "items": s},
-        lambda s: {"type": "object", "additionalProperties": s},
-        lambda s: takes({"a": takes(b=s)}),
-    ],
-)
-def test_a_schema_with_a_keyword_that_is_not_checked_is_refused(keyword, nest):
-    """Choice: an unchecked keyword is refused at registration, because it would be a promise that nobody keeps."""
-    with pytest.raises(ValueError, match=r"not checked here: .*checks_own_arguments"):
-        check_schema(nest({"type": "string", keyword: 1}))
-
-
-@pytest.mark.parametrize("part", ["input", "output"])
-def test_a_tool_with_such_a_schema_is_refused_unless_it_checks_its_own_arguments(part):
-    """Choice: `checks_own_arguments` is the way to use the rest of JSON Schema."""
-    strict = takes(a={"type": "string", "minLength": 1})
-    schemas = {"input_schema": strict} if part == "input" else {"input_schema": takes(), "output_schema": strict}
-    with alive(Server("s", "1")) as server:
-        with pytest.raises(ValueError, match="minLength"):
-            server.tool("t", "", **schemas)
-        server.tool("t", "", **schemas, checks_own_arguments=True)(lambda arguments, request: "ok")
-        assert call_tool(server, "t", {"a": ""})["result"]["content"][0]["text"] == "ok"
-
-
-def test_the_refusal_stops_at_what_the_checker_knows():
-    """Choice: annotations of JSON Schema are no promise, so they register."""
-    check_schema(
-        {
-            "$schema": "https://json-schema.org/draft/2020-12/schema",
-            "type": "object",
-            "title": "t",
-            "description": "d",
-            "properties": {"a": {"default": 1, "examples": [1]}},
-            "additionalProperties": False,
-        }
-    )
+# ---- what registration refuses ----
 
 
 @pytest.mark.parametrize(
@@ -314,7 +220,7 @@ def test_a_title_is_listed(server):
 # ---- the demo's tools ----
 
 CHANGES_NOTHING = {"build_report", "get_weather", "get_weather_data", "execute_sql", "search", "beta_search"}
-RUNS_TWICE_LIKE_ONCE = {"connect_billing", "touch_config"}
+RUNS_TWICE_LIKE_ONCE = {"connect_billing", "finish_billing", "touch_config"}
 CALLS = {
     "build_report": {"month": "May"},
     "get_weather": {"location": "Oslo"},
@@ -327,6 +233,7 @@ CALLS = {
     "place_hold": {"title": "Emma"},
     "create_repo": {"repo": "mcp"},
     "connect_billing": {},
+    "finish_billing": {"visit": "visit_0"},
     "toggle_beta_tool": {},
     "touch_config": {},
     "beta_search": {"query": "e"},
