@@ -1022,31 +1022,14 @@ class Place(NamedTuple):
         return check
 
 
-def limit(schema: Json, types: tuple[type, ...], breaks: Callable[[Any, Any], bool], words: str) -> Keyword:
-    """A keyword that compares the value with its argument."""
+def limit(types: tuple[type, ...], breaks: Callable[[Any, Any], bool], words: str, measure: Any = None) -> Keyword:
+    """A keyword that compares the value, or what `measure` makes of it, with a number."""
 
-    def make(argument: Any, place: Place) -> Check:
-        problem = f" must {words.format(argument)}"
-        return lambda value: problem if breaks(value, argument) else None
+    def make(number: float, place: Place) -> Check:
+        problem = f" must {words.format(number)}"
+        return lambda value: problem if breaks(measure(value) if measure else value, number) else None
 
-    return schema, types, make
-
-
-def is_shorter(value: Any, least: float) -> bool:
-    return len(value) < least
-
-
-def is_longer(value: Any, most: float) -> bool:
-    return len(value) > most
-
-
-def is_no_multiple(value: float, step: float) -> bool:
-    """By the decimal digits that both are written with: 0.0075 is a multiple of 0.0001."""
-    return Fraction(str(value)) % Fraction(str(step)) != 0
-
-
-def has_twins(value: list[Any]) -> bool:
-    return len({canonical(one) for one in value}) < len(value)
+    return COUNT if measure else SOME_NUMBER, types, make
 
 
 def combination(keyword: str, schema: Json, fits: Callable[[int, int], bool], words: str) -> Keyword:
@@ -1076,10 +1059,22 @@ def canonical(value: Any) -> str:
     return json.dumps(json.loads(json.dumps(value), parse_float=whole), sort_keys=True)
 
 
+def check_multiple(step: float, place: Place) -> Check:
+    """`multipleOf`, in the decimal digits that both are written with: 0.0075 is a multiple of 0.0001."""
+    return lambda value: f" must be a multiple of {step}" if Fraction(str(value)) % Fraction(str(step)) else None
+
+
+def check_unique(wanted: bool, place: Place) -> Check:
+    """`uniqueItems`."""
+    return lambda value: (" must have no two equal items"
+                          if wanted and len({canonical(one) for one in value}) < len(value) else None)
+
+
 def check_enum(values: list[Any], place: Place) -> Check:
     """`enum`, or `const`."""
     problem = f" must be one of {json.dumps(values)[1:-1]}"
-    texts, others = {one for one in values if type(one) is str}, {canonical(one) for one in values}
+    texts = {one for one in values if type(one) is str}
+    others = {canonical(one) for one in values if type(one) is not str}
     return lambda value: None if (value in texts if type(value) is str else canonical(value) in others) else problem
 
 
@@ -1094,31 +1089,21 @@ def check_pattern(pattern: str, place: Place) -> Check:
 
 
 def check_members(argument: Any, place: Place) -> Check:
-    """`required`, `properties`, and `additionalProperties` for the others."""
+    """`required`, `propertyNames`, `properties`, and `additionalProperties` for the others."""
     required, properties = place.schema.get("required", ()), place.schema.get("properties", {})
     checks = {name: place.below(inner, f".properties.{name}") for name, inner in properties.items()}
-    check_other = place.below(place.schema.get("additionalProperties", True), ".additionalProperties")
+    check_name, check_other = (place.below(place.schema[keyword], f".{keyword}") if keyword in place.schema else None
+                               for keyword in ("propertyNames", "additionalProperties"))
 
     def check(value: Json) -> str | None:
         for name in required:
             if name not in value:
                 return f".{name} is required"
         for name, inner in value.items():
-            if problem := checks.get(name, check_other)(inner):
+            if check_name and (problem := check_name(name)):
                 return f".{name[:100]}{problem}"
-        return None
-
-    return check
-
-
-def check_names(schema: Any, place: Place) -> Check:
-    """`propertyNames`."""
-    check_name = place.below(schema, ".propertyNames")
-
-    def check(value: Json) -> str | None:
-        for name in value:
-            if problem := check_name(name):
-                return f".{name[:100]}: the name{problem}"
+            if (check_inner := checks.get(name, check_other)) and (problem := check_inner(inner)):
+                return f".{name[:100]}{problem}"
         return None
 
     return check
@@ -1160,45 +1145,42 @@ TEXT: Json = {"type": "string"}
 OBJECT: Json = {"type": "object"}
 BOOLEAN: Json = {"type": "boolean"}
 LIST: Json = {"type": "array"}
-TEXTS: Json = {"type": "object", "additionalProperties": TEXT}
-TEXT_LIST: Json = {"type": "array", "items": TEXT}
 COUNT: Json = {"type": "integer", "minimum": 0}
 SOME_NUMBER: Json = {"type": "number"}
 ANY_SCHEMA: Json = {"$ref": "#/$defs/schema"}
-SCHEMAS: Json = {"type": "array", "items": ANY_SCHEMA, "minItems": 1}
-NAMED_SCHEMAS: Json = {"type": "object", "additionalProperties": ANY_SCHEMA}
+TEXTS, SCHEMAS = ({"type": "object", "additionalProperties": one} for one in (TEXT, ANY_SCHEMA))
+TEXT_LIST, SCHEMA_LIST = LIST | {"items": TEXT}, LIST | {"items": ANY_SCHEMA, "minItems": 1}
 TYPE: Json = {"enum": list(TYPES)}
-
 Keyword = tuple[Any, tuple[type, ...], Callable[[Any, Place], Any]]
 # A keyword: the schema of its argument, the types of value that it looks at, what makes its check.
 KEYWORDS: dict[str, Keyword] = {
     "enum": (LIST, EVERY, check_enum),
     "const": (True, EVERY, lambda value, place: check_enum([value], place)),
-    "minimum": limit(SOME_NUMBER, NUMBER, operator.lt, "be at least {}"),
-    "maximum": limit(SOME_NUMBER, NUMBER, operator.gt, "be at most {}"),
-    "exclusiveMinimum": limit(SOME_NUMBER, NUMBER, operator.le, "be more than {}"),
-    "exclusiveMaximum": limit(SOME_NUMBER, NUMBER, operator.ge, "be less than {}"),
-    "multipleOf": limit(SOME_NUMBER | {"exclusiveMinimum": 0}, NUMBER, is_no_multiple, "be a multiple of {}"),
-    "minLength": limit(COUNT, STRING, is_shorter, "have at least {} characters"),
-    "maxLength": limit(COUNT, STRING, is_longer, "have at most {} characters"),
+    "minimum": limit(NUMBER, operator.lt, "be at least {}"),
+    "maximum": limit(NUMBER, operator.gt, "be at most {}"),
+    "exclusiveMinimum": limit(NUMBER, operator.le, "be more than {}"),
+    "exclusiveMaximum": limit(NUMBER, operator.ge, "be less than {}"),
+    "multipleOf": (SOME_NUMBER | {"exclusiveMinimum": 0}, NUMBER, check_multiple),
+    "minLength": limit(STRING, operator.lt, "have at least {} characters", len),
+    "maxLength": limit(STRING, operator.gt, "have at most {} characters", len),
     "pattern": (TEXT, STRING, check_pattern),
-    "minItems": limit(COUNT, ARRAY, is_shorter, "have at least {} items"),
-    "maxItems": limit(COUNT, ARRAY, is_longer, "have at most {} items"),
-    "uniqueItems": limit(BOOLEAN, ARRAY, lambda value, wanted: wanted and has_twins(value), "have no two equal items"),
-    "prefixItems": (SCHEMAS, ARRAY, check_items),
+    "minItems": limit(ARRAY, operator.lt, "have at least {} items", len),
+    "maxItems": limit(ARRAY, operator.gt, "have at most {} items", len),
+    "uniqueItems": (BOOLEAN, ARRAY, check_unique),
+    "prefixItems": (SCHEMA_LIST, ARRAY, check_items),
     "items": (ANY_SCHEMA, ARRAY, check_items),
-    "minProperties": limit(COUNT, MEMBERS, is_shorter, "have at least {} members"),
-    "maxProperties": limit(COUNT, MEMBERS, is_longer, "have at most {} members"),
+    "minProperties": limit(MEMBERS, operator.lt, "have at least {} members", len),
+    "maxProperties": limit(MEMBERS, operator.gt, "have at most {} members", len),
     "required": (TEXT_LIST | {"uniqueItems": True}, MEMBERS, check_members),
-    "properties": (NAMED_SCHEMAS, MEMBERS, check_members),
+    "propertyNames": (ANY_SCHEMA, MEMBERS, check_members),
+    "properties": (SCHEMAS, MEMBERS, check_members),
     "additionalProperties": (ANY_SCHEMA, MEMBERS, check_members),
-    "propertyNames": (ANY_SCHEMA, MEMBERS, check_names),
-    "allOf": combination("allOf", SCHEMAS, lambda fit, count: fit == count, "all"),
-    "anyOf": combination("anyOf", SCHEMAS, lambda fit, count: fit > 0, "one of anyOf"),
-    "oneOf": combination("oneOf", SCHEMAS, lambda fit, count: fit == 1, "exactly one of oneOf"),
+    "allOf": combination("allOf", SCHEMA_LIST, lambda fit, count: fit == count, "all"),
+    "anyOf": combination("anyOf", SCHEMA_LIST, lambda fit, count: fit > 0, "one of anyOf"),
+    "oneOf": combination("oneOf", SCHEMA_LIST, lambda fit, count: fit == 1, "exactly one of oneOf"),
     "not": combination("not", ANY_SCHEMA, lambda fit, count: fit == 0, "none of not"),
     "$ref": (TEXT, EVERY, check_reference),
-    "$defs": (NAMED_SCHEMAS, (), lambda schemas, place: [place.below(one, ".$defs") for one in schemas.values()]),
+    "$defs": (SCHEMAS, (), lambda schemas, place: [place.below(one, ".$defs") for one in schemas.values()]),
 }
 # What promises nothing, so that there is nothing to check; and `type`, which every schema's function begins with.
 OTHERS: Json = dict.fromkeys(
@@ -1206,7 +1188,7 @@ OTHERS: Json = dict.fromkeys(
 OTHERS |= {"default": True, "examples": LIST, "deprecated": BOOLEAN, "readOnly": BOOLEAN, "writeOnly": BOOLEAN,
            "contentSchema": ANY_SCHEMA, "x-mcp-header": True,
            "$schema": {"const": "https://json-schema.org/draft/2020-12/schema"},
-           "type": {"anyOf": [TYPE, {"type": "array", "items": TYPE, "minItems": 1, "uniqueItems": True}]}}
+           "type": {"anyOf": [TYPE, LIST | {"items": TYPE, "minItems": 1, "uniqueItems": True}]}}
 KNOWN: Json = {"type": ["object", "boolean"], "additionalProperties": False,
                "properties": OTHERS | {keyword: row[0] for keyword, row in KEYWORDS.items()}}
 check_is_schema = Place(ANY_SCHEMA, "", ANY_SCHEMA | {"$defs": {"schema": KNOWN}}, {}).compile()
@@ -1249,42 +1231,36 @@ MAY_ASK = ("tools/call", "prompts/get", "resources/read")  # spec: Multi Round-T
 
 # What the author of a tool, a prompt or a resource hands over, by what it is called; a breach is the author's fault.
 LETTERS = r"A-Za-z0-9._~:/?#\[\]@!$&'()*+,;=-"
-URI = rf"^[A-Za-z][A-Za-z0-9+.-]*:([{LETTERS}]|%[0-9A-Fa-f]{{2}})*$"  # rfc3986 §2, §3.1
-URI_TEXT: Json = {"type": "string", "pattern": URI}
-BASE64: Json = {"type": "string", "pattern": "^([A-Za-z0-9+/]{4})*([A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?$"}
-CONTENTS = takes({"text": TEXT, "blob": BASE64}, uri=URI_TEXT)
+URI = TEXT | {"pattern": rf"^[A-Za-z][A-Za-z0-9+.-]*:([{LETTERS}]|%[0-9A-Fa-f]{{2}})*$"}  # rfc3986 §2, §3.1
+BASE64 = TEXT | {"pattern": "^([A-Za-z0-9+/]{4})*([A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?$"}
+CONTENTS = takes({"text": TEXT, "blob": BASE64}, uri=URI)
 BLOCKS = [takes(type={"const": kind}, **members) for kind, members in {
     "text": {"text": TEXT}, "image": {"data": BASE64, "mimeType": TEXT}, "audio": {"data": BASE64, "mimeType": TEXT},
-    "resource_link": {"uri": URI_TEXT, "name": TEXT}, "resource": {"resource": CONTENTS}}.items()]
-USES = [takes(type={"const": kind}) for kind in ("tool_use", "tool_result")]
-ROLE: Json = {"enum": ["user", "assistant"]}
-SAID: Json = {"anyOf": [*BLOCKS, *USES, {"type": "array", "items": {"anyOf": BLOCKS + USES}}]}
-OPTIONS: Json = {"type": "array", "items": takes(const=TEXT, title=TEXT)}
-CHOICES: Json = {"anyOf": [takes(enum=TEXT_LIST, type={"const": "string"}), takes(anyOf=OPTIONS)]}
+    "resource_link": {"uri": URI, "name": TEXT}, "resource": {"resource": CONTENTS}}.items()]
+SAID = {"anyOf": [*BLOCKS, takes(type={"enum": ["tool_use", "tool_result"]})]}  # to a model, or by it
+ROLE = {"enum": ["user", "assistant"]}
+OPTIONS = LIST | {"items": takes(const=TEXT, title=TEXT)}
 FIELDS: dict[str, Json] = {  # of a form; spec: Elicitation › Requested Schema
+    **dict.fromkeys(("number", "integer"), dict.fromkeys(("minimum", "maximum", "default"), SOME_NUMBER)),
     "string": {"minLength": COUNT, "maxLength": COUNT, "format": {"enum": ["email", "uri", "date", "date-time"]},
                "enum": TEXT_LIST, "oneOf": OPTIONS, "default": TEXT},
-    "number": {"minimum": SOME_NUMBER, "maximum": SOME_NUMBER, "default": SOME_NUMBER},
-    "integer": {"minimum": SOME_NUMBER, "maximum": SOME_NUMBER, "default": SOME_NUMBER},
     "boolean": {"default": BOOLEAN},
-    "array": {"minItems": COUNT, "maxItems": COUNT, "items": CHOICES, "default": TEXT_LIST},
+    "array": {"minItems": COUNT, "maxItems": COUNT, "default": TEXT_LIST, "items": {"anyOf": [
+        takes(enum=TEXT_LIST, type={"const": "string"}), takes(anyOf=OPTIONS)]}},
 }
-FIELD: Json = {"anyOf": [takes({"title": TEXT, "description": TEXT} | members, type={"const": kind}) | {
+FIELD = {"anyOf": [takes({"title": TEXT, "description": TEXT} | members, type={"const": kind}) | {
     "required": ["type", "items"] if kind == "array" else ["type"], "additionalProperties": False}
     for kind, members in FIELDS.items()]}
 FORM = takes({"required": TEXT_LIST, "$schema": TEXT}, type={"const": "object"},
-             properties={"type": "object", "additionalProperties": FIELD}) | {"additionalProperties": False}
-AUTHORED: dict[str, Json] = {
-    "content": {"type": "array", "items": {"anyOf": BLOCKS}},
-    "messages": {"type": "array", "items": takes(role=ROLE, content={"anyOf": BLOCKS})},
-    "contents": {"type": "array", "items": CONTENTS},
+             properties=OBJECT | {"additionalProperties": FIELD}) | {"additionalProperties": False}
+check_authored = {kind: compile_schema(schema) for kind, schema in {
+    "uri": URI, "roots/list": OBJECT, "content": LIST | {"items": {"anyOf": BLOCKS}},
+    "messages": LIST | {"items": takes(role=ROLE, content={"anyOf": BLOCKS})}, "contents": LIST | {"items": CONTENTS},
     "form": takes(message=TEXT, requestedSchema=FORM),
-    "url": takes(message=TEXT, url={"allOf": [URI_TEXT, {"pattern": "^[^:]+://[^/?#]"}]}),
-    "sampling/createMessage": takes(messages={"type": "array", "items": takes(role=ROLE, content=SAID)},
-                                    maxTokens={"type": "integer"}),
-    "roots/list": OBJECT,
-}
-check_authored = {kind: compile_schema(schema) for kind, schema in AUTHORED.items()}
+    "url": takes(message=TEXT, url={"allOf": [URI, {"pattern": "^[^:]+://[^/?#]"}]}),
+    "sampling/createMessage": takes(maxTokens={"type": "integer"}, messages=LIST | {"items": takes(
+        role=ROLE, content={"anyOf": [SAID, LIST | {"items": SAID}]})}),
+}.items()}
 
 
 # ------------------------------------------------------------------------------------------ the registry and dispatch
@@ -1382,7 +1358,7 @@ class Server:
                  icons: list[Json] | None = None, mime_type: str = "text/plain", cache_scope: str = "public",
                  ttl_ms: int = 60_000, quick: bool = False) -> Decorator:
         """Registers `function(uri, request) -> text, bytes, a list of contents, or None: there is no such resource`."""
-        check_uri(uri)
+        check_authored_as("uri", uri)
         definition = present(uri=uri, name=name, title=title, description=description, icons=icons, mimeType=mime_type)
         return register_in(self.resources, uri, definition, cacheable(ttl_ms, cache_scope), quick)
 
@@ -1391,7 +1367,7 @@ class Server:
                           ttl_ms: int = 60_000, quick: bool = False) -> Decorator:
         """Registers `function(uri, values, request)`, as for `resource`; `{name}` stands for (part of) one segment."""
         # choice: of RFC 6570 level 1 alone, because what the other operators write cannot be read back for certain.
-        check_uri(re.sub(VARIABLE, "%00", template))
+        check_authored_as("uri", re.sub(VARIABLE, "%00", template))
         if len(names := re.findall(VARIABLE, template)) > len(set(names)):
             raise ValueError(f"{template} has a variable twice")
         definition = present(uriTemplate=template, name=name, title=title, description=description, icons=icons,
@@ -1653,8 +1629,9 @@ class Server:
         if known is None:
             raise Rejection(INVALID_PARAMS, "params.ref must name a prompt, a resource template or a resource",
                             rule="Completion › Error Handling")
-        check_known([argument["name"]], known, "Completion › Security")
         entry = self.completions.get((ref["type"], name, argument["name"]))
+        if entry is None:
+            check_known([argument["name"]], known, "Completion › Security")
         others = request.params.get("context", {}).get("arguments", {})
         values = entry.function(argument["value"], others, request) if entry else []
         return {"completion": {"values": values[:100], "total": len(values), "hasMore": len(values) > 100}}
@@ -1710,12 +1687,6 @@ def register_in(table: dict[Any, Entry], key: Any, definition: Json, hints: Json
         return function
 
     return register
-
-
-def check_uri(text: str) -> None:
-    """ValueError for what is no URI; in a template, the variables have been filled in."""
-    if not re.search(URI, text):
-        raise ValueError(f"{text!r} must be a URI: a scheme, a colon, no spaces or braces, {{name}} for a variable")
 
 
 def check_authored_as(kind: str, value: Any) -> Any:

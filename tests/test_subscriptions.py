@@ -20,7 +20,7 @@ from support import (
 )
 
 import reference_server
-from reference_server import Server, demo_server, takes
+from reference_server import Server, takes
 
 CONFIG = "file:///project/config.json"
 ID = "io.modelcontextprotocol/subscriptionId"
@@ -37,6 +37,13 @@ MESSAGES = {
     "resourcesListChanged": "notifications/resources/list_changed",
     "resourceSubscriptions": "notifications/resources/updated",
 }
+
+
+def demo_server(step_seconds):
+    """The demo, with changes of every list to subscribe to; by itself it has those of its tools alone."""
+    server = reference_server.demo_server(step_seconds)
+    server.changing |= {"prompts", "resources"}
+    return server
 
 
 @pytest.fixture(scope="module")
