@@ -1043,7 +1043,8 @@ def combination(keyword: str, schema: Json, fits: Callable[[int, int], bool], wo
             problems = [problem for one in checks if (problem := one(value))]
             if fits(len(checks) - len(problems), len(checks)):
                 return None
-            return problems[0] if keyword == "allOf" else f" must fit {words} ({';'.join(problems).strip()})"
+            reasons = f" ({';'.join(problems).strip()})" if problems else ""
+            return problems[0] if keyword == "allOf" else f" must fit {words}{reasons}"
 
         return check
 
@@ -1081,7 +1082,7 @@ def check_enum(values: list[Any], place: Place) -> Check:
 def check_pattern(pattern: str, place: Place) -> Check:
     """As `re` has it, but for ECMA-262's `$`, the very end of the text, and `\\d`, an ASCII digit."""
     try:
-        python = re.sub(r"(\\.|\[(?:\\.|[^]\\])*\])|\$", lambda part: part[1] or r"\Z", pattern, flags=re.DOTALL)
+        python = re.sub(r"(\\.|\[\^?]?(?:\\.|[^]\\])*])|\$", lambda part: part[1] or r"\Z", pattern, flags=re.DOTALL)
         search = re.compile(python, re.ASCII).search
     except re.error as problem:
         raise ValueError(f"{place.path}.pattern: {problem}") from None
