@@ -890,8 +890,9 @@ class Request:
         if (response := self.responses.get(key)) is None:
             return None
         schema = question["params"].get("requestedSchema", {}) if question else self.asked.get(key, {})
-        filled_in = response.get("content") or {}
-        if response.get("action") == "accept" and not set(schema.get("required", ())) <= set(filled_in):
+        filled_in = {} if response.get("content") is None else response["content"]
+        missing = isinstance(filled_in, dict) and set(schema.get("required", ())) - filled_in.keys()
+        if response.get("action") == "accept" and missing:
             # spec: Multi Round-Trip Requests › Error Handling: SHOULD request again what is missing
             self.responses = {other: one for other, one in self.responses.items() if other != key}
             return None

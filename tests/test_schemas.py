@@ -1,4 +1,4 @@
-"""Schemas: what the checker takes, what it says, what it refuses at registration. The official suite: `make schemas`."""
+"""Schemas: what the checker takes, what it says, what it refuses at registration. The suite: `make schemas`."""
 
 import re
 
@@ -8,7 +8,8 @@ from support import alive, call_tool
 from reference_server import TEXT, Server, compile_schema, takes
 
 NUMBER, INTEGER, BOOLEAN = {"type": "number"}, {"type": "integer"}, {"type": "boolean"}
-TREE = {"type": "object", "properties": {"value": INTEGER, "children": {"type": "array", "items": {"$ref": "#/$defs/tree"}}}}
+CHILDREN = {"type": "array", "items": {"$ref": "#/$defs/tree"}}
+TREE = {"type": "object", "properties": {"value": INTEGER, "children": CHILDREN}}
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 
 
@@ -275,7 +276,7 @@ def test_what_is_no_schema_or_cannot_be_checked_is_refused_with_its_place(schema
 @pytest.mark.parametrize("schema", [None, 1, "string", [], [TEXT]])
 def test_what_is_neither_an_object_nor_a_boolean_is_no_schema(schema):
     """MUST (Tools › Tool): a valid JSON Schema object (not `null`)."""
-    with pytest.raises(ValueError, match="^input must be of type object or boolean"):
+    with pytest.raises(ValueError, match=r"^input must be of type object or boolean"):
         compile_schema(schema, "input")
 
 
