@@ -1311,7 +1311,7 @@ class Server:
                  icons: list[Json] | None = None, changing: Iterable[str] = ("tools", "prompts", "resources")) -> None:
         self.info = present(name=name, title=title, version=version, icons=icons)
         self.instructions, self.changing = instructions, frozenset(changing)
-        self.page_sizes = {"resources": page_size, "resourceTemplates": page_size}
+        self.page_sizes: dict[str, int | None] = {"resources": page_size, "resourceTemplates": page_size}
         self.store, self.rate = store or Store(), RateLimit(*rate) if rate else None
         self.tools: dict[str, Tool] = {}
         self.resources: dict[str, Entry] = {}
