@@ -1023,14 +1023,14 @@ class Place(NamedTuple):
         return check
 
 
-def limit(types: tuple[type, ...], breaks: Callable[[Any, Any], bool], words: str, measure: Any = None) -> Keyword:
-    """A keyword that compares the value, or what `measure` makes of it, with a number."""
+def limit(schema: Json, types: tuple[type, ...], breaks: Callable[[Any, Any], Any], words: str) -> Keyword:
+    """A keyword that compares the value with its argument."""
 
-    def make(number: float, place: Place) -> Check:
-        problem = f" must {words.format(number)}"
-        return lambda value: problem if breaks(measure(value) if measure else value, number) else None
+    def make(argument: Any, place: Place) -> Check:
+        problem = f" must {words.format(argument)}"
+        return lambda value: problem if breaks(value, argument) else None
 
-    return COUNT if measure else SOME_NUMBER, types, make
+    return schema, types, make
 
 
 def combination(keyword: str, schema: Json, fits: Callable[[int, int], bool], words: str) -> Keyword:
@@ -1054,22 +1054,13 @@ def combination(keyword: str, schema: Json, fits: Callable[[int, int], bool], wo
 
 def canonical(value: Any) -> str:
     """One text for all spellings of a JSON value: 1 is 1.0, and members have no order; true is not 1."""
-
-    def whole(text: str) -> float:
-        return int(number) if (number := float(text)).is_integer() else number
-
-    return json.dumps(json.loads(json.dumps(value), parse_float=whole), sort_keys=True)
+    text = json.dumps(value)
+    return json.dumps(json.loads(text, parse_float=lambda one: shortest(float(one))), sort_keys=True)
 
 
-def check_multiple(step: float, place: Place) -> Check:
-    """`multipleOf`, in the decimal digits that both are written with: 0.0075 is a multiple of 0.0001."""
-    return lambda value: f" must be a multiple of {step}" if Fraction(str(value)) % Fraction(str(step)) else None
-
-
-def check_unique(wanted: bool, place: Place) -> Check:
-    """`uniqueItems`."""
-    return lambda value: (" must have no two equal items"
-                          if wanted and len({canonical(one) for one in value}) < len(value) else None)
+def shortest(number: float) -> float:
+    """The same number, as an integer if it is one."""
+    return int(number) if number.is_integer() else number
 
 
 def check_enum(values: list[Any], place: Place) -> Check:
@@ -1113,13 +1104,12 @@ def check_members(argument: Any, place: Place) -> Check:
 
 def check_items(argument: Any, place: Place) -> Check:
     """`prefixItems`, and `items` for those behind them."""
-    first = [place.below(one, f".prefixItems[{index}]")
-             for index, one in enumerate(place.schema.get("prefixItems", ()))]
-    others = itertools.repeat(place.below(place.schema.get("items", True), ".items"))
+    prefix, check_other = place.schema.get("prefixItems", ()), place.below(place.schema.get("items", True), ".items")
+    first = [place.below(one, f".prefixItems[{index}]") for index, one in enumerate(prefix)]
 
     def check(value: list[Any]) -> str | None:
-        for index, (item, check_item) in enumerate(zip(value, itertools.chain(first, others), strict=False)):
-            if problem := check_item(item):
+        for index, item in enumerate(value):
+            if problem := first[index](item) if index < len(first) else check_other(item):
                 return f"[{index}]{problem}"
         return None
 
@@ -1158,21 +1148,24 @@ Keyword = tuple[Any, tuple[type, ...], Callable[[Any, Place], Any]]
 KEYWORDS: dict[str, Keyword] = {
     "enum": (LIST, EVERY, check_enum),
     "const": (True, EVERY, lambda value, place: check_enum([value], place)),
-    "minimum": limit(NUMBER, operator.lt, "be at least {}"),
-    "maximum": limit(NUMBER, operator.gt, "be at most {}"),
-    "exclusiveMinimum": limit(NUMBER, operator.le, "be more than {}"),
-    "exclusiveMaximum": limit(NUMBER, operator.ge, "be less than {}"),
-    "multipleOf": (SOME_NUMBER | {"exclusiveMinimum": 0}, NUMBER, check_multiple),
-    "minLength": limit(STRING, operator.lt, "have at least {} characters", len),
-    "maxLength": limit(STRING, operator.gt, "have at most {} characters", len),
+    "minimum": limit(SOME_NUMBER, NUMBER, operator.lt, "be at least {}"),
+    "maximum": limit(SOME_NUMBER, NUMBER, operator.gt, "be at most {}"),
+    "exclusiveMinimum": limit(SOME_NUMBER, NUMBER, operator.le, "be more than {}"),
+    "exclusiveMaximum": limit(SOME_NUMBER, NUMBER, operator.ge, "be less than {}"),
+    # in decimal digits, as they are written: 0.0075 is a multiple of 0.0001
+    "multipleOf": limit(SOME_NUMBER | {"exclusiveMinimum": 0}, NUMBER,
+                        lambda value, step: Fraction(str(value)) % Fraction(str(step)), "be a multiple of {}"),
+    "minLength": limit(COUNT, STRING, lambda value, least: len(value) < least, "have at least {} characters"),
+    "maxLength": limit(COUNT, STRING, lambda value, most: len(value) > most, "have at most {} characters"),
     "pattern": (TEXT, STRING, check_pattern),
-    "minItems": limit(ARRAY, operator.lt, "have at least {} items", len),
-    "maxItems": limit(ARRAY, operator.gt, "have at most {} items", len),
-    "uniqueItems": (BOOLEAN, ARRAY, check_unique),
+    "minItems": limit(COUNT, ARRAY, lambda value, least: len(value) < least, "have at least {} items"),
+    "maxItems": limit(COUNT, ARRAY, lambda value, most: len(value) > most, "have at most {} items"),
+    "uniqueItems": limit(BOOLEAN, ARRAY, lambda value, wanted: wanted and len(set(map(canonical, value))) < len(value),
+                         "have no two equal items"),
     "prefixItems": (SCHEMA_LIST, ARRAY, check_items),
     "items": (ANY_SCHEMA, ARRAY, check_items),
-    "minProperties": limit(MEMBERS, operator.lt, "have at least {} members", len),
-    "maxProperties": limit(MEMBERS, operator.gt, "have at most {} members", len),
+    "minProperties": limit(COUNT, MEMBERS, lambda value, least: len(value) < least, "have at least {} members"),
+    "maxProperties": limit(COUNT, MEMBERS, lambda value, most: len(value) > most, "have at most {} members"),
     "required": (TEXT_LIST | {"uniqueItems": True}, MEMBERS, check_members),
     "propertyNames": (ANY_SCHEMA, MEMBERS, check_members),
     "properties": (SCHEMAS, MEMBERS, check_members),
@@ -1341,10 +1334,9 @@ class Server:
         mirrored = headers.mirrored_parameters(input_schema)
         if input_schema.get("type") != "object":
             raise ValueError(f"{name}'s inputSchema must be of type object")
-        check_arguments = compile_schema({} if checks_own_arguments else input_schema, f"{name}'s inputSchema")
-        check_output = None
-        if output_schema is not None:
-            check_output = compile_schema({} if checks_own_arguments else output_schema, f"{name}'s outputSchema")
+        checked = (True, True) if checks_own_arguments else (input_schema, output_schema)
+        check_arguments = compile_schema(checked[0], f"{name}'s inputSchema")
+        check_output = None if output_schema is None else compile_schema(checked[1], f"{name}'s outputSchema")
         definition = present(name=name, title=title, description=description, icons=icons, inputSchema=input_schema,
                              outputSchema=output_schema, annotations=annotations)
         if not listed:
@@ -1604,11 +1596,10 @@ class Server:
         if entry is None:
             raise Rejection(INVALID_PARAMS, f"Unknown prompt: {request.params['name'][:100]}",
                             rule="Prompts › Error Handling")
-        for argument in entry.definition["arguments"]:
-            if argument.get("required") and argument["name"] not in arguments:
-                raise Rejection(INVALID_PARAMS, f"Missing required argument: {argument['name']}",
-                                rule="Prompts › Error Handling")
-        check_known(arguments, [argument["name"] for argument in entry.definition["arguments"]], "Prompts › Security")
+        declared = entry.definition["arguments"]
+        if missing := [one["name"] for one in declared if one.get("required") and one["name"] not in arguments]:
+            raise Rejection(INVALID_PARAMS, f"Missing required argument: {missing[0]}", rule="Prompts › Error Handling")
+        check_known(arguments, [one["name"] for one in declared], "Prompts › Security")
         content = entry.function(arguments, request)
         if isinstance(content, dict):
             return content

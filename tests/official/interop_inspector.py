@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pty
+import re
 import signal
 import subprocess
 import tempfile
@@ -147,7 +148,10 @@ class Inspector:
         return expect("octocat" in words, words)
 
     def url_elicitation(self) -> str:
-        return self.answer(self.call("connect_billing"), "--done")
+        question = self.call("connect_billing")
+        visit = re.search(r"connect/([\w-]+)", json.dumps(question))
+        self.call("finish_billing", f"visit:={visit[1] if visit else ''}")
+        return expect("is connected" in (words := self.answer(question, "--done")), words)
 
     def subscription(self) -> str:
         process = self.start("--format", "json", "@demo", "resources/subscribe", CONFIG)
