@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from support import PATIENCE, Listener, alive, call_tool, respond
+from support import PATIENCE, Listener, alive, call_tool, message, respond
 
 from reference_server import (
     TEXT,
@@ -495,3 +495,47 @@ def test_every_demo_tool_with_structured_content_declares_its_schema(demo):
             assert compile_schema(schema)(result["structuredContent"]) is None, name
             assert result["structuredContent"].keys() == schema["properties"].keys(), name
             assert json.loads(result["content"][0]["text"]) == result["structuredContent"], name
+
+
+# ---- the server with everything ----
+
+EVERYTHING = [sys.executable, "tests/official/conformance_server.py"]
+
+
+def talk(*options, calls=()):
+    """The results of these calls, over its standard input and output."""
+    lines = "".join(json.dumps(message(method, params, number)) + "\n" for number, (method, params) in enumerate(calls))
+    done = subprocess.run([*EVERYTHING, *options], input=lines, cwd=ROOT, capture_output=True, text=True,
+                          timeout=PATIENCE, check=True)
+    answers = {one["id"]: one["result"] for one in map(json.loads, done.stdout.splitlines())}
+    return [answers[number] for number in range(len(calls))]
+
+
+def test_the_server_with_everything_has_every_kind_of_content():
+    """MUST (Tools › Tool Result): text, image, audio, resource link, embedded resource; and structured values."""
+    names = ["test_multiple_content_types", "test_audio_content", "test_resource_link", "test_array_output",
+             "test_number_output", "test_nested_headers"]
+    calls = [("tools/call", {"name": name, "arguments": {}}) for name in names]
+    *results, prompt = talk("--stdio", calls=[*calls, ("prompts/get", {"name": "test_prompt_with_several_messages"})])
+    kinds = {block["type"] for result in results for block in result["content"]}
+    assert kinds == {"text", "image", "audio", "resource_link", "resource"}
+    assert [type(result.get("structuredContent")) for result in results[3:5]] == [list, int]
+    assert {one["role"] for one in prompt["messages"]} == {"user", "assistant"}
+    assert len(prompt["messages"]) > 2
+
+
+@pytest.mark.parametrize("method", ["tools/list", "prompts/list", "resources/list", "resources/templates/list"])
+def test_the_server_with_everything_pages_every_list(method):
+    """MUST (Pagination › Operations Supporting Pagination): a page of one is enough to see a client follow."""
+    (page,) = talk("--stdio", "--page-size", "1", calls=[(method, {})])
+    assert len(next(value for value in page.values() if isinstance(value, list))) == 1
+    assert ("nextCursor" in page) is (method != "resources/templates/list")
+
+
+@pytest.mark.parametrize(("options", "status"), [(["--help"], 0), (["--page-size", "0"], 2), (["--port", "x"], 2)])
+def test_the_server_with_everything_explains_itself(options, status):
+    """Choice: a client author starts it by hand, so it says how."""
+    done = subprocess.run([*EVERYTHING, *options], cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE)
+    assert done.returncode == status
+    assert "--page-size" in done.stdout + done.stderr
+    assert "Traceback" not in done.stderr
