@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import pty
-import re
 import signal
 import subprocess
 import tempfile
@@ -148,10 +147,10 @@ class Inspector:
         return expect("octocat" in words, words)
 
     def url_elicitation(self) -> str:
-        question = self.call("connect_billing")
-        visit = re.search(r"connect/([\w-]+)", json.dumps(question))
-        self.call("finish_billing", f"visit:={visit[1] if visit else ''}")
-        return expect("is connected" in (words := self.answer(question, "--done")), words)
+        """Consent alone connects nothing; mcpdo lets no call through that would play the page meanwhile, so give up."""
+        elicitation = self.call("connect_billing")["elicitationPending"]["elicitationId"]
+        again = self.ask("elicitation/respond", elicitation, "--done")
+        return expect("not connected" in (words := self.answer(again, "--cancel")), words)
 
     def subscription(self) -> str:
         process = self.start("--format", "json", "@demo", "resources/subscribe", CONFIG)
@@ -167,7 +166,7 @@ class Inspector:
 
     def tasks(self) -> str:
         question = self.call("build_report", "month:=2026-08")
-        return self.answer(question, "include:=true")
+        return self.answer(question, "charts:=true")
 
 
 def run(folder: Path, target: list[str], log: Log, features: list[str]) -> list[tuple[str, str, str]]:
