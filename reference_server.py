@@ -771,6 +771,7 @@ class Request:
         self.responses: Json = {}  # the checked inputResponses of a retried request
         self.state: Any = None  # what `input_required(state=…)` sealed in the round before
         self.asked: Json = {}  # the schemas of the forms that were asked for in that round
+        self.held: Json = {}  # by method: the notification that came too fast to be sent
 
     @functools.cached_property
     def cancelled(self) -> threading.Event:
@@ -828,11 +829,6 @@ class Request:
     # comes faster, the last one of its kind goes out with the answer.
     pace = functools.cached_property(lambda self: RateLimit(20, 100))
 
-    @functools.cached_property
-    def held(self) -> Json:
-        """By method: the notification that came too fast."""
-        return {}
-
     def notify(self, method: str, params: Json) -> None:
         """Sends a notification about this request, or holds it back when they come too fast."""
         # spec: Progress › Behavior Requirements: SHOULD implement rate limiting to prevent flooding
@@ -844,7 +840,8 @@ class Request:
 
     def release(self) -> None:
         """Before the answer: sends what was held back."""
-        for method, params in self.__dict__.pop("held", {}).items():
+        held, self.held = self.held, {}
+        for method, params in held.items():
             self.emit({"method": method, "params": params})
 
     def log(self, level: str, data: Any, logger: str = "reference") -> None:
@@ -1054,13 +1051,9 @@ def combination(keyword: str, schema: Json, fits: Callable[[int, int], bool], wo
 
 def canonical(value: Any) -> str:
     """One text for all spellings of a JSON value: 1 is 1.0, and members have no order; true is not 1."""
-    text = json.dumps(value)
-    return json.dumps(json.loads(text, parse_float=lambda one: shortest(float(one))), sort_keys=True)
-
-
-def shortest(number: float) -> float:
-    """The same number, as an integer if it is one."""
-    return int(number) if number.is_integer() else number
+    same = json.loads(json.dumps(value), parse_float=lambda text: int(number) if (
+        number := float(text)).is_integer() else number)
+    return json.dumps(same, sort_keys=True)
 
 
 def check_enum(values: list[Any], place: Place) -> Check:
