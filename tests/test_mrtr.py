@@ -658,3 +658,24 @@ def test_a_tasks_form_is_filled_in_by_the_same_rules(field, good, bad):
         assert "result" in update(good[0])
         assert eventually(lambda: poll()["status"] == "completed")
         assert json.loads(poll()["result"]["content"][0]["text"]) == good[0]
+
+
+@pytest.mark.parametrize("question", [form(takes(a={"type": "object"})), elicit_url("?", "no url"), {"method": "x"}])
+def test_a_task_that_asks_what_cannot_be_asked_has_failed(question, capsys):
+    """MUST (Elicitation › Requested Schema): the restricted schemas, whoever asks; the fault is the tool's author's."""
+    capabilities = BOTH | {"extensions": {"io.modelcontextprotocol/tasks": {}}}
+    with alive(Server("s", "1")) as server:
+
+        @server.tool("t", "", takes())
+        def tool(arguments, request):
+            request.as_task(required=True)
+            request.ask({"q": question})
+            return "asked"
+
+        def poll():
+            return respond(server, "tasks/get", {"taskId": task}, capabilities=capabilities)["result"]
+
+        task = call_tool(server, "t", capabilities=capabilities)["result"]["taskId"]
+        assert eventually(lambda: poll()["status"] == "failed")
+        assert poll()["error"]["code"] == -32603
+    assert "Traceback" in capsys.readouterr().err
