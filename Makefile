@@ -6,7 +6,7 @@ PYTEST := PYTHONMALLOC=default .venv/bin/python -X dev -W error -m pytest -q
 WAITING := $(addprefix tests/test_,client.py lessons.py limits.py readme.py shutdown.py state.py stdio.py)
 TOOLS := .cache/tools/bin
 
-.PHONY: run test lint spoof three-ways handles nginx bench hang-ups slow-clients fuzz soak stress conformance interop
+.PHONY: run test lint spoof three-ways handles nginx bench hang-ups slow-clients fuzz soak stress schemas conformance interop
 
 run:            ## serve http://127.0.0.1:3000/mcp
 	$(PYTHON) reference_server.py
@@ -49,6 +49,9 @@ stress:         ## no thread, no descriptor, a killed client, one that does not 
 
 nginx:          ## behind a real nginx (Debian: apt-get install nginx)
 	$(PYTHON) tests/load/nginx.py
+
+schemas:        ## the official JSON Schema test suite; needs the network once
+	$(PYTHON) tests/official/schemas.py $(OPTIONS)
 
 conformance:    ## the official conformance suite and an independent checker; needs npm and the network
 	$(PYTHON) tests/official/conformance.py

@@ -51,12 +51,14 @@ import collections
 import contextlib
 import datetime
 import errno
+import functools
 import glob
 import hashlib
 import hmac
 import itertools
 import json
 import math
+import operator
 import os
 import queue
 import re
@@ -70,6 +72,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator
+from fractions import Fraction
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from socketserver import TCPServer
@@ -593,6 +596,8 @@ class Request:
         self.reported: float | None = None  # the highest progress so far
         self.responses: Json = {}  # the inputResponses of a retried request; in a task, all answers so far
         self.state: Any = None  # what `input_required(state=…)` sealed in the round before
+        self.asked: Json = {}  # the schemas of the forms that were asked for in that round
+        self.held: Json = {}  # by method: the notification that came too fast to be sent
 
     @property
     def cancelled(self) -> threading.Event:
@@ -631,14 +636,33 @@ class Request:
         # spec: Progress › Behavior Requirements: MUST only reference tokens that were provided
         if (token := self.meta.get("progressToken")) is not None:
             params = present(progressToken=token, progress=done, total=total, message=message)
-            self.emit({"method": "notifications/progress", "params": params})
+            self.notify("notifications/progress", params)
+
+    # choice: a hundred notifications at once and twenty a second after that, because nobody can use more; of what
+    # comes faster, the last one of its kind goes out with the answer.
+    pace = functools.cached_property(lambda self: RateLimit(20, 100))
+
+    def notify(self, method: str, params: Json) -> None:
+        """Sends a notification about this request, or holds it back when they come too fast."""
+        # spec: Progress › Behavior Requirements: SHOULD implement rate limiting to prevent flooding
+        self.held.pop(method, None)
+        if self.pace.seconds_to_wait(self.user):
+            self.held[method] = params
+        else:
+            self.emit({"method": method, "params": params})
+
+    def release(self) -> None:
+        """Before the answer: sends what was held back."""
+        held, self.held = self.held, {}
+        for method, params in held.items():
+            self.emit({"method": method, "params": params})
 
     def log(self, level: str, data: Any, logger: str = "reference") -> None:
-        """A log message on this request's stream, if the request asked for that level."""
+        """A log message on this request's stream, if the request asked for that level. Deprecated by the revision."""
         # spec: Logging › Per-request log level: MUST NOT emit notifications/message without logLevel
         wanted = self.meta.get(LEVEL_KEY)
         if wanted is not None and LOG_LEVELS.index(level) >= LOG_LEVELS.index(wanted):
-            self.emit({"method": "notifications/message", "params": {"level": level, "logger": logger, "data": data}})
+            self.notify("notifications/message", {"level": level, "logger": logger, "data": data})
 
     def sleep(self, seconds: float) -> None:
         """Returns after that time, or raises Cancelled as soon as the client is gone."""
@@ -664,9 +688,8 @@ class Request:
         if declared.get("elicitation") == {}:
             declared["elicitation"] = {"form": {}}
         if missing := undeclared(capabilities, declared):
-            # spec: Overview › _meta: MUST return MissingRequiredClientCapabilityError
             raise Rejection(MISSING_CAPABILITY, "The client must declare a capability for this",
-                            {"requiredCapabilities": missing})
+                            {"requiredCapabilities": missing}, rule="Overview › _meta")
 
     def declares(self, capabilities: Json) -> bool:
         """Whether its client declared these capabilities."""
@@ -675,12 +698,22 @@ class Request:
             return True
         return False
 
-    def accepted(self, key: str) -> Json | None:
-        """What the user filled in under this key; None if that is missing, or was declined (`responses` tells)."""
+    def accepted(self, key: str, question: Json | None = None) -> Json | None:
+        """What the user filled in under this key; None if that is missing, or was declined (`responses` tells).
+
+        -32602 for what does not fit the form: the question's, or the one that was asked, as the requestState tells.
+        """
         if (response := self.responses.get(key)) is None:
             return None
-        check_elicitation(key, response)
-        return response.get("content") or {} if response["action"] == "accept" else None
+        schema = question["params"].get("requestedSchema", {}) if question else self.asked.get(key, {})
+        filled_in = {} if response.get("content") is None else response["content"]
+        missing = isinstance(filled_in, dict) and set(schema.get("required", ())) - filled_in.keys()
+        if response.get("action") == "accept" and missing:
+            # spec: Multi Round-Trip Requests › Error Handling: SHOULD request again what is missing
+            self.responses = {other: one for other, one in self.responses.items() if other != key}
+            return None
+        check_answer(key, {"method": "elicitation/create", "params": {"requestedSchema": schema}}, response)
+        return filled_in if response["action"] == "accept" else None
 
     def as_task(self, required: bool = False, ttl_ms: int = 3_600_000) -> None:
         """From here on the work outlives the connection.
@@ -711,12 +744,16 @@ class Request:
         return False
 
 
-def check_elicitation(key: str, response: Any) -> None:
-    """Rejection for what is no answer to an elicitation."""
-    if not isinstance(response, dict) or response.get("action") not in ("accept", "decline", "cancel"):
-        raise Rejection(INVALID_PARAMS, f"inputResponses.{key}.action must be accept, decline or cancel")
-    if not isinstance(response.get("content") or {}, dict):
-        raise Rejection(INVALID_PARAMS, f"inputResponses.{key}.content must be an object")
+def check_answer(key: str, asked: Json, answer: Any) -> None:
+    """Rejection for an answer that is not what the input request asked for."""
+    form = asked["method"] == "elicitation/create"
+    problem = (check_elicited if form else check_object)(answer)
+    if form and not problem and answer["action"] == "accept":
+        content = {} if answer.get("content") is None else answer["content"]
+        problem = compile_schema(takes(content=asked["params"].get("requestedSchema", True)))({"content": content})
+    if problem:
+        raise Rejection(INVALID_PARAMS, f"inputResponses.{key[:100]}{problem}",
+                        rule="Multi Round-Trip Requests › Error Handling")
 
 
 def undeclared(required: Json, declared: Any) -> Json:
@@ -727,13 +764,16 @@ def undeclared(required: Json, declared: Any) -> Json:
     return {name: missing[name] for name in required if missing[name] or not isinstance(declared.get(name), dict)}
 
 
-def input_required(requests: Json, state: Any = None) -> Json:
-    """A result that asks the client for input; `state` comes back as `request.state` with the retried request."""
+def input_required(requests: Json | None, state: Any = None) -> Json:
+    """A result that asks the client for input, or (None) only to come again; `state` comes back as `request.state`."""
     return present(resultType="input_required", inputRequests=requests, requestState=state)
 
 
 def elicit(message: str, properties: Json, required: Iterable[str] | None = None) -> Json:
-    """An input request: a form for the user; `required`: the fields that must be filled in, by default all."""
+    """An input request: a form for the user; `required`: the fields that must be filled in, by default all.
+
+    A field's schema is one of those that Elicitation › Requested Schema lists.
+    """
     schema = takes() | {"properties": properties, "required": list(properties if required is None else required)}
     return {"method": "elicitation/create", "params": {"mode": "form", "message": message, "requestedSchema": schema}}
 
@@ -750,12 +790,227 @@ def elicit_url(message: str, url: str) -> Json:
 
 # ------------------------------------------------------------------------------------------------------- schemas
 
+Check = Callable[[Any], str | None]
+NUMBER, STRING, ARRAY, MEMBERS = (int, float), (str,), (list,), (dict,)
+EVERY = (*NUMBER, *STRING, *ARRAY, *MEMBERS, bool, type(None))
+TYPES: dict[str, tuple[type, ...]] = {"string": STRING, "boolean": (bool,), "object": MEMBERS, "array": ARRAY,
+                                      "null": (type(None),), "number": NUMBER, "integer": NUMBER}
+
+
+def compile_schema(schema: Any, name: str = "the schema") -> Check:
+    """A function that finds the first way in which a JSON value breaks the schema, None if it breaks none.
+
+    What it says is to be put behind the value's name: ".month is required", " must be of type string". ValueError,
+    with the place, for what is no schema of JSON Schema 2020-12 or says what is not checked here.
+    """
+    unnamed = {key: value for key, value in schema.items() if key != "$id"} if isinstance(schema, dict) else schema
+    if problem := check_is_schema(unnamed):
+        raise ValueError(f"{name}{problem} (see checks_own_arguments)")
+    return Place(schema, name, schema, {}).compile()
+
+
+class Place(NamedTuple):
+    """A schema where it stands in the whole one. `behind`: members of $defs that lead here with the same value."""
+
+    schema: Any
+    path: str
+    whole: Any
+    definitions: dict[str, Check]  # compiled already, or just now
+    behind: tuple[str, ...] = ()
+
+    def below(self, schema: Any, step: str) -> Check:
+        """The function of a schema for a part of the value."""
+        return Place(schema, self.path + step, self.whole, self.definitions).compile()
+
+    def compile(self) -> Check:
+        """The schema's function: a look at the value's type, then the keywords that apply to it."""
+        if isinstance(self.schema, bool):
+            return (lambda value: None) if self.schema else (lambda value: " is not known here")
+        kinds = self.schema.get("type", list(TYPES))
+        kinds = [kinds] if isinstance(kinds, str) else kinds
+        wrong = f" must be of type {' or '.join(kinds)}"
+        by_type: dict[type, list[Check]] = {one: [] for kind in kinds for one in TYPES[kind]}
+        if "integer" in kinds and "number" not in kinds:  # to JSON Schema 42.0 is one
+            by_type[float].append(lambda value: None if value.is_integer() else wrong)
+        used = {KEYWORDS[keyword][1:]: argument for keyword, argument in self.schema.items() if keyword in KEYWORDS}
+        for (types, make), argument in used.items():
+            check_keyword = make(argument, self)
+            for one in by_type:
+                if one in types:
+                    by_type[one].append(check_keyword)
+
+        def check(value: Any) -> str | None:
+            checks = by_type.get(type(value))
+            if checks is None:
+                return wrong
+            for one in checks:
+                if problem := one(value):
+                    return problem
+            return None
+
+        return check
+
+
+def limit(schema: Json, types: tuple[type, ...], breaks: Callable[[Any, Any], Any], words: str) -> Keyword:
+    """A keyword that compares the value with its argument."""
+
+    def make(argument: Any, place: Place) -> Check:
+        problem = f" must {words.format(argument)}"
+        return lambda value: problem if breaks(value, argument) else None
+
+    return schema, types, make
+
+
+def combination(keyword: str, schema: Json, fits: Callable[[int, int], bool], words: str) -> Keyword:
+    """A keyword about how many of its schemas the value fits: `fits(these, all)`."""
+
+    def make(argument: Any, place: Place) -> Check:
+        checks = [place._replace(schema=one, path=f"{place.path}.{keyword}[{index}]").compile()
+                  for index, one in enumerate(argument if isinstance(argument, list) else [argument])]
+
+        def check(value: Any) -> str | None:
+            problems = [problem for one in checks if (problem := one(value))]
+            if fits(len(checks) - len(problems), len(checks)):
+                return None
+            reasons = f" ({';'.join(problems).strip()})" if problems else ""
+            return problems[0] if keyword == "allOf" else f" must fit {words}{reasons}"
+
+        return check
+
+    return schema, EVERY, make
+
+
+def canonical(value: Any) -> str:
+    """One text for all spellings of a JSON value: 1 is 1.0, and members have no order; true is not 1."""
+    same = json.loads(json.dumps(value), parse_float=lambda text: int(number) if (
+        number := float(text)).is_integer() else number)
+    return json.dumps(same, sort_keys=True)
+
+
+def check_enum(values: list[Any], place: Place) -> Check:
+    """`enum`, or `const`."""
+    problem = f" must be one of {json.dumps(values)[1:-1]}"
+    texts = {one for one in values if type(one) is str}
+    others = {canonical(one) for one in values if type(one) is not str}
+    return lambda value: None if (value in texts if type(value) is str else canonical(value) in others) else problem
+
+
+def check_pattern(pattern: str, place: Place) -> Check:
+    """As `re` has it, but for ECMA-262's `$`, the very end of the text, and `\\d`, an ASCII digit."""
+    try:
+        python = re.sub(r"(\\.|\[\^?]?(?:\\.|[^]\\])*])|\$", lambda part: part[1] or r"\Z", pattern, flags=re.DOTALL)
+        search = re.compile(python, re.ASCII).search
+    except re.error as problem:
+        raise ValueError(f"{place.path}.pattern: {problem}") from None
+    return lambda value: None if search(value) else f" must match the pattern {pattern}"
+
+
+def check_members(argument: Any, place: Place) -> Check:
+    """`required`, `propertyNames`, `properties`, and `additionalProperties` for the others."""
+    required, properties = place.schema.get("required", ()), place.schema.get("properties", {})
+    checks = {name: place.below(inner, f".properties.{name}") for name, inner in properties.items()}
+    check_name, check_other = (place.below(place.schema[keyword], f".{keyword}") if keyword in place.schema else None
+                               for keyword in ("propertyNames", "additionalProperties"))
+
+    def check(value: Json) -> str | None:
+        for name in required:
+            if name not in value:
+                return f".{name} is required"
+        for name, inner in value.items():
+            if check_name and (problem := check_name(name)):
+                return f".{name[:100]}{problem}"
+            if (check_inner := checks.get(name, check_other)) and (problem := check_inner(inner)):
+                return f".{name[:100]}{problem}"
+        return None
+
+    return check
+
+
+def check_items(argument: Any, place: Place) -> Check:
+    """`prefixItems`, and `items` for those behind them."""
+    prefix, check_other = place.schema.get("prefixItems", ()), place.below(place.schema.get("items", True), ".items")
+    first = [place.below(one, f".prefixItems[{index}]") for index, one in enumerate(prefix)]
+
+    def check(value: list[Any]) -> str | None:
+        for index, item in enumerate(value):
+            if problem := first[index](item) if index < len(first) else check_other(item):
+                return f"[{index}]{problem}"
+        return None
+
+    return check
+
+
+def check_reference(pointer: str, place: Place) -> Check:
+    """`$ref` to a member of the whole schema's $defs; with the same value it must not come back."""
+    start, _, last = pointer.rpartition("/")
+    name, known = unquote(last).replace("~1", "/").replace("~0", "~"), place.definitions
+    if start != "#/$defs" or name not in place.whole.get("$defs", {}):
+        raise ValueError(f"{place.path}.$ref: {pointer} is no member of $defs (see checks_own_arguments)")
+    if name in place.behind:
+        raise ValueError(f"{place.path}.$ref: {pointer} returns to itself without descending into the value")
+    target = place._replace(schema=place.whole["$defs"][name], path=f"$defs.{name}", behind=(*place.behind, name))
+    if place.behind:
+        return target.compile()
+    if name not in known:
+        known[name] = lambda value: None  # until it is compiled
+        known[name] = target.compile()
+    return lambda value: known[name](value)
+
+
 TEXT: Json = {"type": "string"}
 OBJECT: Json = {"type": "object"}
-TYPES: dict[str, tuple[type, ...]] = {"string": (str,), "boolean": (bool,), "object": (dict,), "array": (list,),
-                                      "null": (type(None),), "number": (int, float), "integer": (int,)}
-KEYWORDS = {"type", "properties", "required", "items", "enum", "additionalProperties",
-            "title", "description", "default", "examples", "$schema", "x-mcp-header"}
+BOOLEAN: Json = {"type": "boolean"}
+LIST: Json = {"type": "array"}
+COUNT: Json = {"type": "integer", "minimum": 0}
+SOME_NUMBER: Json = {"type": "number"}
+ANY_SCHEMA: Json = {"$ref": "#/$defs/schema"}
+TEXTS, SCHEMAS = ({"type": "object", "additionalProperties": one} for one in (TEXT, ANY_SCHEMA))
+TEXT_LIST, SCHEMA_LIST = LIST | {"items": TEXT}, LIST | {"items": ANY_SCHEMA, "minItems": 1}
+TYPE: Json = {"enum": list(TYPES)}
+Keyword = tuple[Any, tuple[type, ...], Callable[[Any, Place], Any]]
+# A keyword: the schema of its argument, the types of value that it looks at, what makes its check.
+KEYWORDS: dict[str, Keyword] = {
+    "enum": (LIST, EVERY, check_enum),
+    "const": (True, EVERY, lambda value, place: check_enum([value], place)),
+    "minimum": limit(SOME_NUMBER, NUMBER, operator.lt, "be at least {}"),
+    "maximum": limit(SOME_NUMBER, NUMBER, operator.gt, "be at most {}"),
+    "exclusiveMinimum": limit(SOME_NUMBER, NUMBER, operator.le, "be more than {}"),
+    "exclusiveMaximum": limit(SOME_NUMBER, NUMBER, operator.ge, "be less than {}"),
+    # in decimal digits, as they are written: 0.0075 is a multiple of 0.0001
+    "multipleOf": limit(SOME_NUMBER | {"exclusiveMinimum": 0}, NUMBER,
+                        lambda value, step: Fraction(str(value)) % Fraction(str(step)), "be a multiple of {}"),
+    "minLength": limit(COUNT, STRING, lambda value, least: len(value) < least, "have at least {} characters"),
+    "maxLength": limit(COUNT, STRING, lambda value, most: len(value) > most, "have at most {} characters"),
+    "pattern": (TEXT, STRING, check_pattern),
+    "minItems": limit(COUNT, ARRAY, lambda value, least: len(value) < least, "have at least {} items"),
+    "maxItems": limit(COUNT, ARRAY, lambda value, most: len(value) > most, "have at most {} items"),
+    "uniqueItems": limit(BOOLEAN, ARRAY, lambda value, wanted: wanted and len(set(map(canonical, value))) < len(value),
+                         "have no two equal items"),
+    "prefixItems": (SCHEMA_LIST, ARRAY, check_items),
+    "items": (ANY_SCHEMA, ARRAY, check_items),
+    "minProperties": limit(COUNT, MEMBERS, lambda value, least: len(value) < least, "have at least {} members"),
+    "maxProperties": limit(COUNT, MEMBERS, lambda value, most: len(value) > most, "have at most {} members"),
+    "required": (TEXT_LIST | {"uniqueItems": True}, MEMBERS, check_members),
+    "propertyNames": (ANY_SCHEMA, MEMBERS, check_members),
+    "properties": (SCHEMAS, MEMBERS, check_members),
+    "additionalProperties": (ANY_SCHEMA, MEMBERS, check_members),
+    "allOf": combination("allOf", SCHEMA_LIST, lambda fit, count: fit == count, "all"),
+    "anyOf": combination("anyOf", SCHEMA_LIST, lambda fit, count: fit > 0, "one of anyOf"),
+    "oneOf": combination("oneOf", SCHEMA_LIST, lambda fit, count: fit == 1, "exactly one of oneOf"),
+    "not": combination("not", ANY_SCHEMA, lambda fit, count: fit == 0, "none of not"),
+    "$ref": (TEXT, EVERY, check_reference),
+    "$defs": (SCHEMAS, (), lambda schemas, place: [place.below(one, ".$defs") for one in schemas.values()]),
+}
+# What promises nothing, so that there is nothing to check; and `type`, which every schema's function begins with.
+OTHERS: Json = dict.fromkeys(
+    ("title", "description", "$comment", "$anchor", "format", "contentMediaType", "contentEncoding"), TEXT)
+OTHERS |= {"default": True, "examples": LIST, "deprecated": BOOLEAN, "readOnly": BOOLEAN, "writeOnly": BOOLEAN,
+           "contentSchema": ANY_SCHEMA, "x-mcp-header": True,
+           "$schema": {"const": "https://json-schema.org/draft/2020-12/schema"},
+           "type": {"anyOf": [TYPE, LIST | {"items": TYPE, "minItems": 1, "uniqueItems": True}]}}
+KNOWN: Json = {"type": ["object", "boolean"], "additionalProperties": False,
+               "properties": OTHERS | {keyword: row[0] for keyword, row in KEYWORDS.items()}}
+check_is_schema = Place(ANY_SCHEMA, "", ANY_SCHEMA | {"$defs": {"schema": KNOWN}}, {}).compile()
 
 
 def takes(optional: Json | None = None, /, **required: Json) -> Json:
@@ -763,62 +1018,16 @@ def takes(optional: Json | None = None, /, **required: Json) -> Json:
     return {"type": "object", "properties": required | (optional or {}), "required": list(required)}
 
 
-def check_schema(schema: Any) -> None:
-    """ValueError for a schema with keywords that `compile_schema` does not know."""
-    if unknown := set(schema) - KEYWORDS:
-        raise ValueError(f"not checked here: {', '.join(sorted(unknown))} (see checks_own_arguments)")
-    inner = [*schema.get("properties", {}).values(), schema.get("items"), schema.get("additionalProperties")]
-    for one in filter(None, inner):
-        check_schema(one)
-
-
-Check = Callable[[Any], str | None]
-
-
-def compile_schema(schema: Json) -> Check:
-    """A function that finds the first way in which a JSON value breaks the schema, None if it breaks none.
-
-    What it says is to be put behind the value's name: ".month is required", " must be of type string".
-    """
-    kind = schema.get("type", [])
-    kinds = [kind] if isinstance(kind, str) else kind
-    types = [one for name in kinds for one in TYPES[name]]  # bool is an int to Python and no number to JSON
-    enum, required = schema.get("enum"), schema.get("required", ())
-    properties = {name: compile_schema(inner) for name, inner in schema.get("properties", {}).items()}
-    others = compile_schema(schema["additionalProperties"]) if schema.get("additionalProperties") else None
-    items = compile_schema(schema["items"]) if "items" in schema else None
-    closed = schema.get("additionalProperties") is False
-
-    def check(value: Any) -> str | None:
-        integral = type(value) is float and value.is_integer() and "integer" in kinds  # to JSON Schema 42.0 is one
-        if types and type(value) not in types and not integral:
-            return f" must be of type {' or '.join(kinds)}"
-        if enum is not None and not any(type(value) is type(one) and value == one for one in enum):
-            return f" must be one of {json.dumps(enum)[1:-1]}"
-        if type(value) is dict:
-            for name in required:
-                if name not in value:
-                    return f".{name} is required"
-            for name, inner in value.items():
-                if (check_inner := properties.get(name, others)) and (problem := check_inner(inner)):
-                    return f".{name[:100]}{problem}"
-                if closed and name not in properties:
-                    return f".{name[:100]} is not known here"
-        elif type(value) is list and items:
-            return next((f"[{index}]{problem}" for index, one in enumerate(value) if (problem := items(one))), None)
-        return None
-
-    return check
-
-
 TOKEN: Json = {"type": ["string", "integer"]}
-TEXTS: Json = {"type": "object", "additionalProperties": TEXT}
-TEXT_LIST: Json = {"type": "array", "items": TEXT}
 OBJECTS: Json = {"type": "object", "additionalProperties": OBJECT}
+check_object = compile_schema(OBJECT)
 check_shape = compile_schema(takes({"params": OBJECT}, jsonrpc={"enum": ["2.0"]}, method=TEXT))
+# Capabilities are an open set, and what the schema does not name may be of any type.
+CAPABILITIES = takes(dict.fromkeys(("elicitation", "sampling", "roots"), OBJECT)
+                     | dict.fromkeys(("extensions", "experimental"), OBJECTS))
 check_metadata = compile_schema(takes(
     {META + "clientInfo": takes(name=TEXT, version=TEXT), META + "logLevel": {"enum": list(LOG_LEVELS)},
-     "progressToken": TOKEN}, **{META + "protocolVersion": TEXT, META + "clientCapabilities": OBJECTS}))
+     "progressToken": TOKEN}, **{META + "protocolVersion": TEXT, META + "clientCapabilities": CAPABILITIES}))
 # choice: null counts as absent in what a client merely echoes, because client libraries send it so.
 ECHOED: Json = {"inputResponses": OBJECTS | {"type": ["object", "null"]}, "requestState": {"type": ["string", "null"]}}
 PARAMS: dict[str, Json] = {
@@ -828,15 +1037,50 @@ PARAMS: dict[str, Json] = {
     "completion/complete": takes({"context": takes({"arguments": TEXTS})}, argument=takes(name=TEXT, value=TEXT),
                                  ref=takes({"name": TEXT, "uri": TEXT}, type={"enum": ["ref/prompt", "ref/resource"]})),
     "subscriptions/listen": takes(notifications=takes({
-        "toolsListChanged": {"type": "boolean"}, "promptsListChanged": {"type": "boolean"},
-        "resourcesListChanged": {"type": "boolean"}, "resourceSubscriptions": TEXT_LIST, "taskIds": TEXT_LIST})),
+        "toolsListChanged": BOOLEAN, "promptsListChanged": BOOLEAN, "resourcesListChanged": BOOLEAN,
+        "resourceSubscriptions": TEXT_LIST, "taskIds": TEXT_LIST})),
     "tasks/get": takes(taskId=TEXT),
     "tasks/update": takes(taskId=TEXT, inputResponses=OBJECT),
     "tasks/cancel": takes(taskId=TEXT),
 }
 check_params = {method: compile_schema(schema) for method, schema in PARAMS.items()}
 WAITING = ("tasks/update", "tasks/cancel", "completion/complete")  # they write, or call an author's function
+check_elicited = compile_schema(takes({"content": {"type": ["object", "null"]}},
+                                      action={"enum": ["accept", "decline", "cancel"]}))
 MAY_ASK = ("tools/call", "prompts/get", "resources/read")  # spec: Multi Round-Trip Requests › Supported Requests
+
+# What the author of a tool, a prompt or a resource hands over, by what it is called; a breach is the author's fault.
+LETTERS = r"A-Za-z0-9._~:/?#\[\]@!$&'()*+,;=-"
+URI = TEXT | {"pattern": rf"^[A-Za-z][A-Za-z0-9+.-]*:([{LETTERS}]|%[0-9A-Fa-f]{{2}})*$"}  # rfc3986 §2, §3.1
+BASE64 = TEXT | {"pattern": "^([A-Za-z0-9+/]{4})*([A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?$"}
+CONTENTS = takes({"text": TEXT, "blob": BASE64}, uri=URI)
+BLOCKS = [takes(type={"const": kind}, **members) for kind, members in {
+    "text": {"text": TEXT}, "image": {"data": BASE64, "mimeType": TEXT}, "audio": {"data": BASE64, "mimeType": TEXT},
+    "resource_link": {"uri": URI, "name": TEXT}, "resource": {"resource": CONTENTS}}.items()]
+SAID = {"anyOf": [*BLOCKS, takes(type={"enum": ["tool_use", "tool_result"]})]}  # to a model, or by it
+ROLE = {"enum": ["user", "assistant"]}
+OPTIONS = LIST | {"items": takes(const=TEXT, title=TEXT)}
+FIELDS: dict[str, Json] = {  # of a form; spec: Elicitation › Requested Schema
+    **dict.fromkeys(("number", "integer"), dict.fromkeys(("minimum", "maximum", "default"), SOME_NUMBER)),
+    "string": {"minLength": COUNT, "maxLength": COUNT, "format": {"enum": ["email", "uri", "date", "date-time"]},
+               "enum": TEXT_LIST, "oneOf": OPTIONS, "default": TEXT},
+    "boolean": {"default": BOOLEAN},
+    "array": {"minItems": COUNT, "maxItems": COUNT, "default": TEXT_LIST, "items": {"anyOf": [
+        takes(enum=TEXT_LIST, type={"const": "string"}), takes(anyOf=OPTIONS)]}},
+}
+FIELD = {"anyOf": [takes({"title": TEXT, "description": TEXT} | members, type={"const": kind}) | {
+    "required": ["type", "items"] if kind == "array" else ["type"], "additionalProperties": False}
+    for kind, members in FIELDS.items()]}
+FORM = takes({"required": TEXT_LIST, "$schema": TEXT}, type={"const": "object"},
+             properties=OBJECT | {"additionalProperties": FIELD}) | {"additionalProperties": False}
+check_authored = {kind: compile_schema(schema) for kind, schema in {
+    "uri": URI, "roots/list": OBJECT, "content": LIST | {"items": {"anyOf": BLOCKS}},
+    "messages": LIST | {"items": takes(role=ROLE, content={"anyOf": BLOCKS})}, "contents": LIST | {"items": CONTENTS},
+    "form": takes(message=TEXT, requestedSchema=FORM),
+    "url": takes(message=TEXT, url={"allOf": [URI, {"pattern": "^[^:]+://[^/?#]"}]}),
+    "sampling/createMessage": takes(maxTokens={"type": "integer"}, messages=LIST | {"items": takes(
+        role=ROLE, content={"anyOf": [SAID, LIST | {"items": SAID}]})}),
+}.items()}
 
 
 # ------------------------------------------------------------------------------------------ the registry and dispatch
@@ -849,93 +1093,109 @@ class Tool(NamedTuple):
     function: Callable[[Json, Request], str | Json]
     mirrored: list[headers.MirroredParameter]
     check_arguments: Check
-    check_output: Check
+    check_output: Check | None  # None: no output schema
     switchable: bool  # it can be listed and unlisted while the server runs
-    quick: bool = False  # it answers at once, from memory, on the thread that reads everybody's requests
+    quick: bool  # answered where requests are read: it takes no time, and waits for nothing
 
 
 class Entry(NamedTuple):
-    """A registered resource, resource template or prompt; a resource's with caching hints."""
+    """A registered resource, resource template, prompt or completion; a resource's with caching hints."""
 
     definition: Json
     function: Callable[..., Any]
     hints: Json
-    quick: bool = False
+    quick: bool
 
 
 class Server:
     """What one MCP server offers and how it answers; a transport calls `start`, `respond` and `stop`.
 
     `page_size`: resources on one page of their list; None: all. `rate`: calls a second and burst, for each user.
+    `changing`: the lists whose changes can be subscribed to.
     """
 
     compares_headers = True  # False, in tests only: shows what a gateway that trusts the headers lets through
 
     def __init__(self, name: str, version: str, instructions: str = "", page_size: int | None = None,
-                 store: Store | None = None, rate: tuple[float, float] | None = None) -> None:
-        self.info, self.instructions, self.page_size = {"name": name, "version": version}, instructions, page_size
+                 store: Store | None = None, rate: tuple[float, float] | None = None, *, title: str | None = None,
+                 icons: list[Json] | None = None, changing: Iterable[str] = ("tools", "prompts", "resources")) -> None:
+        self.info = present(name=name, title=title, version=version, icons=icons)
+        self.instructions, self.changing = instructions, frozenset(changing)
+        self.page_sizes: dict[str, int | None] = {"resources": page_size, "resourceTemplates": page_size}
         self.store, self.rate = store or Store(), RateLimit(*rate) if rate else None
         self.tools: dict[str, Tool] = {}
         self.resources: dict[str, Entry] = {}
         self.templates: dict[str, Entry] = {}
         self.prompts: dict[str, Entry] = {}
-        self.completions: dict[tuple[str, str, str], Callable[[str, dict[str, str], Request], list[str]]] = {}
+        self.completions: dict[tuple[str, str, str], Entry] = {}
         self.named: dict[str, dict[str, Any]] = {
             "tools/call": self.tools, "prompts/get": self.prompts, "resources/read": self.resources}
         self.subscriptions, self.tasks = Subscriptions(self), Tasks(self)
         self.stopped = threading.Event()
         self.keeper = threading.Thread(target=self.keep, name="keeper", daemon=True)
         self.methods: dict[str, Callable[[Request], Json | None]] = {  # None: the answer comes later, by `end`
-            "server/discover": self.discover, "tools/list": self.list_tools, "tools/call": self.call_tool,
-            "resources/list": self.list_resources, "resources/templates/list": self.list_templates,
-            "resources/read": self.read_resource, "prompts/list": self.list_prompts, "prompts/get": self.get_prompt,
+            "server/discover": self.discover, "tools/list": functools.partial(self.page, "tools", self.tools),
+            "resources/list": functools.partial(self.page, "resources", self.resources),
+            "resources/templates/list": functools.partial(self.page, "resourceTemplates", self.templates),
+            "prompts/list": functools.partial(self.page, "prompts", self.prompts),
+            "tools/call": self.call_tool, "resources/read": self.read_resource, "prompts/get": self.get_prompt,
             "completion/complete": self.complete, "subscriptions/listen": self.subscriptions.listen,
             "tasks/get": self.tasks.get, "tasks/update": self.tasks.update, "tasks/cancel": self.tasks.cancel,
         }
 
-    # what a server is built from; each is a decorator
+    # what a server is built from; each is a decorator. `quick`: it neither waits nor computes for long, so that it is
+    # answered where requests are read; what touches the state is not quick.
 
     def tool(self, name: str, description: str, input_schema: Json, *, title: str | None = None,
-             output_schema: Json | None = None, annotations: Json | None = None, listed: bool = True,
-             checks_own_arguments: bool = False, quick: bool = False) -> Callable[[Function], Function]:
+             icons: list[Json] | None = None, output_schema: Json | None = None, annotations: Json | None = None,
+             listed: bool = True, checks_own_arguments: bool = False, quick: bool = False) -> Decorator:
         """Registers `function(arguments, request) -> text or result`. ValueError for a schema that breaks the rules."""
         mirrored = headers.mirrored_parameters(input_schema)
-        checked = [{}, {}] if checks_own_arguments else [input_schema, output_schema or {}]
-        for schema in checked:
-            check_schema(schema)
-        definition = present(name=name, title=title, description=description, inputSchema=input_schema,
+        if input_schema.get("type") != "object":
+            raise ValueError(f"{name}'s inputSchema must be of type object")
+        checked = (True, True) if checks_own_arguments else (input_schema, output_schema)
+        check_arguments = compile_schema(checked[0], f"{name}'s inputSchema")
+        check_output = None if output_schema is None else compile_schema(checked[1], f"{name}'s outputSchema")
+        definition = present(name=name, title=title, description=description, icons=icons, inputSchema=input_schema,
                              outputSchema=output_schema, annotations=annotations)
         if not listed:
             self.store.execute("INSERT OR IGNORE INTO settings VALUES (?, 'no')", f"listed {name}")
 
         def register(function: Function) -> Function:
-            check_arguments, check_output = map(compile_schema, checked)
             self.tools[name] = Tool(definition, function, mirrored, check_arguments, check_output, not listed, quick)
             return function
 
         return register
 
-    def resource(self, uri: str, name: str, *, description: str | None = None, mime_type: str = "text/plain",
-                 cache_scope: str = "public", ttl_ms: int = 60_000) -> Callable[[Function], Function]:
+    def resource(self, uri: str, name: str, *, title: str | None = None, description: str | None = None,
+                 icons: list[Json] | None = None, mime_type: str = "text/plain", cache_scope: str = "public",
+                 ttl_ms: int = 60_000, quick: bool = False) -> Decorator:
         """Registers `function(uri, request) -> text, bytes, a list of contents, or None: there is no such resource`."""
-        definition = present(uri=uri, name=name, description=description, mimeType=mime_type)
-        return register_in(self.resources, uri, definition, cacheable(ttl_ms, cache_scope))
+        check_authored_as("uri", uri)
+        definition = present(uri=uri, name=name, title=title, description=description, icons=icons, mimeType=mime_type)
+        return register_in(self.resources, uri, definition, cacheable(ttl_ms, cache_scope), quick)
 
-    def resource_template(self, template: str, name: str, *, description: str | None = None,
-                          mime_type: str = "text/plain", cache_scope: str = "public",
-                          ttl_ms: int = 60_000) -> Callable[[Function], Function]:
-        """Registers `function(uri, values, request)`, as for `resource`; `{name}` stands for one segment of a path."""
-        definition = present(uriTemplate=template, name=name, description=description, mimeType=mime_type)
-        return register_in(self.templates, template, definition, cacheable(ttl_ms, cache_scope))
+    def resource_template(self, template: str, name: str, *, title: str | None = None, description: str | None = None,
+                          icons: list[Json] | None = None, mime_type: str = "text/plain", cache_scope: str = "public",
+                          ttl_ms: int = 60_000, quick: bool = False) -> Decorator:
+        """Registers `function(uri, values, request)`, as for `resource`; `{name}` stands for (part of) one segment."""
+        # choice: of RFC 6570 level 1 alone, because what the other operators write cannot be read back for certain.
+        check_authored_as("uri", re.sub(VARIABLE, "%00", template))
+        if len(names := re.findall(VARIABLE, template)) > len(set(names)):
+            raise ValueError(f"{template} has a variable twice")
+        definition = present(uriTemplate=template, name=name, title=title, description=description, icons=icons,
+                             mimeType=mime_type)
+        return register_in(self.templates, template, definition, cacheable(ttl_ms, cache_scope), quick)
 
-    def prompt(self, name: str, description: str, arguments: Iterable[Json] = ()) -> Callable[[Function], Function]:
+    def prompt(self, name: str, description: str, arguments: Iterable[Json] = (), *, title: str | None = None,
+               icons: list[Json] | None = None, quick: bool = False) -> Decorator:
         """Registers `function(arguments, request) -> text, or a list of messages`."""
-        definition = present(name=name, description=description, arguments=list(arguments))
-        return register_in(self.prompts, name, definition, {})
+        definition = present(name=name, title=title, description=description, icons=icons, arguments=list(arguments))
+        return register_in(self.prompts, name, definition, {}, quick)
 
-    def completion(self, kind: str, name: str, argument: str) -> Callable[[Function], Function]:
+    def completion(self, kind: str, name: str, argument: str, *, quick: bool = False) -> Decorator:
         """Registers `function(value, context, request) -> all matches, best first`; kind: ref/prompt, ref/resource."""
-        return register_in(self.completions, (kind, name, argument))
+        return register_in(self.completions, (kind, name, argument), {}, {}, quick)
 
     def list_changed(self, kind: str) -> None:
         """Tells subscribers that the list of tools, prompts or resources has changed."""
@@ -1014,11 +1274,18 @@ class Server:
 
     def complete_result(self, request: Request, result: Json) -> Json:
         """A result as it is sent: with its type and the server's name; what it asks of the client checked, sealed."""
+        request.release()
         if result.get("resultType") == "input_required":
-            for wanted in result["inputRequests"].values():
-                request.require(capability_for(wanted))
-            if "requestState" in result:
-                result = result | {"requestState": self.seal(request, result["requestState"])}
+            wanted = result.get("inputRequests", {})
+            for one in wanted.values():
+                request.require(capability_for(one))
+            if not wanted and "requestState" not in result:
+                # spec: Multi Round-Trip Requests › Server Requirements (Basic Workflow): MUST include one of the two
+                raise ValueError("input_required without a question and without a state")
+            forms = {key: one["params"]["requestedSchema"] for key, one in wanted.items()
+                     if "requestedSchema" in one.get("params", {})}
+            if forms or "requestState" in result:
+                result = result | {"requestState": self.seal(request, result.get("requestState"), forms)}
         meta = {META + "serverInfo": self.info} | result.get("_meta", {})
         return {"resultType": "complete"} | result | {"_meta": meta}
 
@@ -1026,43 +1293,47 @@ class Server:
 
     def discover(self, request: Request) -> Json:
         """server/discover: what this server speaks and offers."""
-        changes = {"listChanged": True}
+        changes = {kind: {"listChanged": True} if kind in self.changing else {} for kind in FILTERS}
         capabilities = present(
-            logging={}, extensions={TASKS: {}},
-            tools=changes if self.tools else None, prompts=changes if self.prompts else None,
-            resources=changes | {"subscribe": True} if self.offers("resources/read") else None,
+            logging={}, extensions={TASKS: {}},  # logging is deprecated by this revision, and taught until it is gone
+            tools=changes["tools"] if self.tools else None, prompts=changes["prompts"] if self.prompts else None,
+            resources=changes["resources"] | {"subscribe": True} if self.offers("resources/read") else None,
             completions={} if self.completions else None)
         about = present(instructions=self.instructions or None)
         return {"supportedVersions": SUPPORTED_VERSIONS, "capabilities": capabilities} | about | cacheable(3_600_000)
 
-    def list_tools(self, request: Request) -> Json:
-        """tools/list: in the order of registration, which is the same every time."""
-        return page(request, "tools", [tool for tool in self.tools.values() if self.is_listed(tool)])
-
-    def list_resources(self, request: Request) -> Json:
-        """resources/list, page by page."""
-        return page(request, "resources", self.resources.values(), self.page_size)
-
-    def list_templates(self, request: Request) -> Json:
-        """resources/templates/list, page by page."""
-        return page(request, "resourceTemplates", self.templates.values(), self.page_size)
-
-    def list_prompts(self, request: Request) -> Json:
-        """prompts/list."""
-        return page(request, "prompts", self.prompts.values())
+    def page(self, key: str, table: dict[str, Any], request: Request) -> Json:
+        """One page of a list, from the cursor on, always in the order of registration."""
+        items = [entry.definition for entry in table.values() if key != "tools" or self.is_listed(entry)]
+        size = self.page_sizes.get(key) or len(items) or 1
+        cursors = {make_cursor(start): start for start in range(size, len(items), size)}
+        cursor = request.params.get("cursor")
+        if cursor is not None and (not isinstance(cursor, str) or cursor not in cursors):
+            raise Rejection(INVALID_PARAMS, "This cursor is not valid", rule="Pagination › Error Handling")
+        start = cursors[cursor] if cursor else 0
+        following = present(nextCursor=make_cursor(start + size) if start + size < len(items) else None)
+        return {key: items[start : start + size]} | following | cacheable(300_000)
 
     # tools, resources, prompts, completion
 
+    def limit_rate(self, request: Request, rule: str) -> None:
+        """Rejection for a user who asks too often."""
+        if self.rate and (wait := self.rate.seconds_to_wait(request.user)):
+            raise Rejection(429, "Too many calls", status=429, fields=f"Retry-After: {wait}\r\n", rule=rule)
+
     def call_tool(self, request: Request) -> Json:
         """tools/call: checks the arguments, then runs the tool's function."""
-        # spec: Tools › Security Considerations: MUST rate limit tool invocations
-        if self.rate and (wait := self.rate.seconds_to_wait(request.user)):
-            raise Rejection(429, "Too many tool calls", status=429, fields=f"Retry-After: {wait}\r\n")
+        self.limit_rate(request, "Tools › Security Considerations")
         tool = self.tools.get(request.params["name"])
         if tool is None or not self.is_listed(tool):
-            raise Rejection(INVALID_PARAMS, f"Unknown tool: {request.params['name'][:100]}")
+            raise Rejection(INVALID_PARAMS, f"Unknown tool: {request.params['name'][:100]}",
+                            rule="Tools › Error Handling")
         arguments = request.params.get("arguments", {})
-        if problem := tool.check_arguments(arguments):
+        try:
+            problem = tool.check_arguments(arguments)
+        except RecursionError:  # a schema may take many steps for each level of a value
+            problem = " are nested too deeply"
+        if problem:
             return text_result(f"arguments{problem}") | {"isError": True}
         try:
             return run_tool(tool, arguments, request)
@@ -1082,61 +1353,80 @@ class Server:
         found = self.find_resource(uri)
         content = found[0].function(*found[1], request) if found else None
         if found is None or content is None:
-            # spec: Resources › Error Handling: MUST return -32602, MUST NOT return an empty contents array
-            raise Rejection(INVALID_PARAMS, "Resource not found", {"uri": uri})
+            # never an empty `contents` array, which could mean an empty resource
+            raise Rejection(INVALID_PARAMS, "Resource not found", {"uri": uri}, rule="Resources › Error Handling")
         if isinstance(content, dict):
             return content
         if not isinstance(content, list):
             body = {"text": content} if isinstance(content, str) else {"blob": base64.b64encode(content).decode()}
             content = [{"uri": uri, "mimeType": found[0].definition["mimeType"]} | body]
-        return {"contents": content} | found[0].hints
+        # choice: what somebody answered a question for is nobody else's, and not the same the next time.
+        retried = request.params.get("inputResponses") or request.params.get("requestState")
+        hints = cacheable(0, "private") if retried else found[0].hints
+        return {"contents": check_authored_as("contents", content)} | hints
 
     def get_prompt(self, request: Request) -> Json:
         """prompts/get: its messages, or a question first."""
         entry, arguments = self.prompts.get(request.params["name"]), request.params.get("arguments", {})
         if entry is None:
-            raise Rejection(INVALID_PARAMS, f"Unknown prompt: {request.params['name'][:100]}")
-        for argument in entry.definition["arguments"]:
-            if argument.get("required") and argument["name"] not in arguments:
-                raise Rejection(INVALID_PARAMS, f"Missing required argument: {argument['name']}")
+            raise Rejection(INVALID_PARAMS, f"Unknown prompt: {request.params['name'][:100]}",
+                            rule="Prompts › Error Handling")
+        declared = entry.definition["arguments"]
+        if missing := [one["name"] for one in declared if one.get("required") and one["name"] not in arguments]:
+            raise Rejection(INVALID_PARAMS, f"Missing required argument: {missing[0]}", rule="Prompts › Error Handling")
+        check_known(arguments, [one["name"] for one in declared], "Prompts › Security")
         content = entry.function(arguments, request)
         if isinstance(content, dict):
             return content
         if isinstance(content, str):
             content = [{"role": "user", "content": {"type": "text", "text": content}}]
-        return {"description": entry.definition["description"], "messages": content}
+        messages = check_authored_as("messages", content)
+        return {"description": entry.definition["description"], "messages": messages}
 
     def complete(self, request: Request) -> Json:
-        """completion/complete: at most 100 values."""
+        """completion/complete: at most 100 values for an argument of a prompt, or for a variable of a template."""
+        self.limit_rate(request, "Completion › Security")
         ref, argument = request.params["ref"], request.params["argument"]
-        prompt = ref["type"] == "ref/prompt"
-        name = ref.get("name" if prompt else "uri")
-        if name not in (self.prompts if prompt else self.templates):
-            raise Rejection(INVALID_PARAMS, "params.ref must name a prompt or a resource template")
-        function = self.completions.get((ref["type"], name, argument["name"]))
-        known = request.params.get("context", {}).get("arguments", {})
-        values = function(argument["value"], known, request) if function else []
+        if ref["type"] == "ref/prompt":
+            prompt = self.prompts.get(name := ref.get("name", ""))
+            known = [one["name"] for one in prompt.definition["arguments"]] if prompt else None
+        else:  # a template, or a URI that matches one
+            uri = ref.get("uri", "")
+            name = next((one for one in self.templates if one == uri or match_template(one, uri) is not None), uri)
+            known = re.findall(VARIABLE, name) if name in self.templates or name in self.resources else None
+        if known is None:
+            raise Rejection(INVALID_PARAMS, "params.ref must name a prompt, a resource template or a resource",
+                            rule="Completion › Error Handling")
+        entry = self.completions.get((ref["type"], name, argument["name"]))
+        if entry is None:
+            check_known([argument["name"]], known, "Completion › Security")
+        others = request.params.get("context", {}).get("arguments", {})
+        values = entry.function(argument["value"], others, request) if entry else []
         return {"completion": {"values": values[:100], "total": len(values), "hasMore": len(values) > 100}}
 
     # multi round-trip requests: the state travels with the client, sealed
 
-    def seal(self, request: Request, state: Any) -> str:
+    def seal(self, request: Request, state: Any, forms: Json) -> str:
         """requestState: bound to the request, its user and a time, so that it is of no use anywhere else."""
-        payload = {"state": state, "expires": time.time() + STATE_SECONDS} | origin_of(request)
+        payload = {"state": state, "forms": forms, "expires": time.time() + STATE_SECONDS} | origin_of(request)
         text = base64.urlsafe_b64encode(json.dumps(payload).encode()).decode()
         return f"{text}.{self.signature(text)}"
 
     def unseal(self, request: Request, sealed: Any) -> Any:
-        """The state inside; None for None. One message for every cause, so that a refusal teaches nothing."""
+        """The state inside; None for None; the forms that were asked for go to the request.
+
+        One message for every cause, so that a refusal teaches nothing.
+        """
         if sealed is None:
             return None
         text, _, signature = sealed.rpartition(".") if isinstance(sealed, str) else ("", "", "")
-        # spec: Multi Round-Trip Requests › Server Requirements (Basic Workflow): MUST reject state that does not verify
         if hmac.compare_digest(self.signature(text).encode(), signature.encode("utf-8", "backslashreplace")):
             payload = json.loads(base64.urlsafe_b64decode(text))
             if payload["expires"] > time.time() and origin_of(request).items() <= payload.items():
+                request.asked = payload["forms"]
                 return payload["state"]
-        raise Rejection(INVALID_PARAMS, "requestState is not valid for this request", status=400)
+        raise Rejection(INVALID_PARAMS, "requestState is not valid for this request", status=400,
+                        rule="Multi Round-Trip Requests › Server Requirements (Basic Workflow)")
 
     def signature(self, text: str) -> str:
         """HMAC-SHA-256 over the exact characters received."""
@@ -1144,6 +1434,7 @@ class Server:
 
 
 Function = Callable[..., Any]
+Decorator = Callable[[Function], Function]
 
 
 @contextlib.contextmanager
@@ -1155,14 +1446,28 @@ def state_trouble_logged(what: str) -> Iterator[None]:
         log(f"{what}: {problem}")
 
 
-def register_in(table: dict[Any, Any], key: Any, *entry: Json) -> Callable[[Function], Function]:
-    """A decorator that puts a function, with its definition and hints if it has any, into a table."""
+def register_in(table: dict[Any, Entry], key: Any, definition: Json, hints: Json, quick: bool) -> Decorator:
+    """A decorator that puts a function into a table."""
 
     def register(function: Function) -> Function:
-        table[key] = Entry(entry[0], function, entry[1]) if entry else function
+        table[key] = Entry(definition, function, hints, quick)
         return function
 
     return register
+
+
+def check_authored_as(kind: str, value: Any) -> Any:
+    """The value; ValueError, for its author, when it is not what it should be."""
+    if problem := check_authored[kind](value):
+        raise ValueError(f"{kind}{problem}: {value!r:.200}")
+    return value
+
+
+def check_known(names: Iterable[str], known: list[str], rule: str) -> None:
+    """Rejection for an argument that nobody declared."""
+    for name in names:
+        if name not in known:
+            raise Rejection(INVALID_PARAMS, f"Unknown argument: {name[:100]}", rule=rule)
 
 
 def present(**members: Any) -> Json:
@@ -1177,14 +1482,20 @@ def run_tool(tool: Tool, arguments: Json, request: Request) -> Json:
     except ToolError as failure:
         return text_result(str(failure)) | {"isError": True}
     if isinstance(result, str):
-        return text_result(result)
+        result = text_result(result)
+    elif "content" in result:
+        check_authored_as("content", result["content"])
     if "structuredContent" in result:
         structured = result["structuredContent"]
-        # spec: Tools › Output Schema: MUST provide structured results that conform to this schema
-        if problem := tool.check_output(structured):
-            raise ValueError(f"structuredContent{problem}")
+        problem = tool.check_output(structured) if tool.check_output else None
         # spec: Tools › Structured Content: SHOULD also return the serialized JSON in a TextContent block
-        return text_result(json.dumps(structured, ensure_ascii=False)) | result
+        result = text_result(json.dumps(structured, ensure_ascii=False)) | result
+    else:
+        excused = tool.check_output is None or result.get("isError") or "resultType" in result
+        problem = None if excused else " is missing"
+    if problem:
+        # spec: Tools › Output Schema: MUST provide structured results that conform to this schema
+        raise ValueError(f"structuredContent{problem}")
     return result
 
 
@@ -1198,34 +1509,46 @@ def cacheable(ttl_ms: int, scope: str = "public") -> Json:
     return {"ttlMs": ttl_ms, "cacheScope": scope}
 
 
-def page(request: Request, key: str, entries: Iterable[Tool | Entry], size: int | None = None) -> Json:
-    """One page of a list, from the cursor on. -32602 for a cursor that this list has not given out."""
-    items = [entry.definition for entry in entries]
-    cursors = {make_cursor(start): start for start in range(size or len(items) or 1, len(items), size or 1)}
-    cursor = request.params.get("cursor")
-    if cursor is not None and (not isinstance(cursor, str) or cursor not in cursors):
-        raise Rejection(INVALID_PARAMS, "This cursor is not valid")
-    start = cursors[cursor] if cursor else 0
-    end = start + (size or len(items))
-    following = present(nextCursor=make_cursor(end) if end < len(items) else None)
-    return {key: items[start:end]} | following | cacheable(300_000)
-
-
 def make_cursor(position: int) -> str:
     """Opaque to clients: only this server reads it."""
     return base64.b64encode(b"after %d" % position).decode()
 
 
+VARIABLE = r"\{([A-Za-z0-9_]+)\}"  # rfc6570 §3.2.2: {var}; in the manner of §1.2, level 1
+
+
 def match_template(template: str, uri: str) -> dict[str, str] | None:
-    """The values of a template's variables in a URI; None if it does not match, or if a value would climb out."""
-    pattern = re.sub(r"\\\{(\w+)\\\}", r"(?P<\1>[^/]+)", re.escape(template))
+    """The values of a template's variables in a URI; None if it does not match, or if a value would climb out.
+
+    Segment by segment, each from its end, which is linear whatever the URI is; the first variables get the most.
+    """
+    patterns, segments, values = template.split("/"), uri.split("/"), {}
+    if len(patterns) != len(segments):
+        return None
+    for pattern, segment in zip(patterns, segments, strict=True):
+        *parts, last = re.split(VARIABLE, pattern)
+        end = len(segment) - len(last)
+        if not segment.endswith(last) or (end and not parts):
+            return None
+        while parts:
+            name, literal = parts.pop(), parts.pop()
+            start = segment.rfind(literal, 0, end - 1) if parts else 0
+            found = start >= 0 and segment.startswith(literal, start)
+            value = value_in_uri(segment[start + len(literal) : end]) if found else ""
+            if not value:
+                return None
+            values[name], end = value, start
+    return values
+
+
+def value_in_uri(text: str) -> str:
+    """What a variable stands for; nothing for what is no text, or would climb out of where it belongs."""
     # spec: Resources › Security Considerations: MUST sanitize file paths to prevent directory traversal
     with contextlib.suppress(UnicodeDecodeError):
-        if match := re.fullmatch(pattern, uri):
-            values = {name: unquote(value, errors="strict") for name, value in match.groupdict().items()}
-            if not any(re.fullmatch(r"\.*|.*[/\\].*", one) or not one.isprintable() for one in values.values()):
-                return values
-    return None
+        value = unquote(text, errors="strict")
+        if value.strip(".") and value.isprintable() and not set(value) & set("/\\"):
+            return value
+    return ""
 
 
 def origin_of(request: Request) -> Json:
@@ -1236,11 +1559,18 @@ def origin_of(request: Request) -> Json:
 
 
 def capability_for(input_request: Json) -> Json:
-    """The client capability that an input request needs."""
+    """The client capability that an input request needs. ValueError for what is no input request."""
     # spec: Multi Round-Trip Requests › Server Requirements (Basic Workflow): MUST NOT send undeclared inputRequests
-    if input_request["method"] == "elicitation/create":
-        return {"elicitation": {input_request["params"].get("mode", "form"): {}}}
-    return {{"sampling/createMessage": "sampling", "roots/list": "roots"}[input_request["method"]]: {}}
+    method, params = input_request["method"], input_request.get("params", {})
+    mode = params.get("mode", "form")
+    check_authored_as(mode if method == "elicitation/create" else method, params)
+    if method == "elicitation/create":
+        return {"elicitation": {mode: {}}}
+    if method == "roots/list":  # deprecated by this revision, like sampling
+        return {"roots": {}}
+    # spec: Sampling › Tools in Sampling: MUST NOT send tools to a client that has not declared sampling.tools
+    tools, context = bool(params.keys() & {"tools", "toolChoice"}), params.get("includeContext", "none") != "none"
+    return {"sampling": present(tools={} if tools else None, context={} if context else None)}
 
 
 class RateLimit:
@@ -1314,9 +1644,9 @@ class Subscriptions:
                             rule="choice: what one request costs is bounded")
         if tasks:
             request.require(NEEDS_TASKS)
-        offered = {"toolsListChanged": self.server.tools, "promptsListChanged": self.server.prompts,
-                   "resourcesListChanged": self.server.resources}
-        agreed: Json = {name: True for name, table in offered.items() if wanted.get(name) and table}
+        offered = {"tools": self.server.tools, "prompts": self.server.prompts, "resources": self.server.resources}
+        agreed: Json = {FILTERS[kind]: True for kind, table in offered.items()
+                        if wanted.get(FILTERS[kind]) and table and kind in self.server.changing}
         mine = {row["id"] for row in self.store.read("SELECT id FROM tasks WHERE user = ? AND id IN (SELECT value FROM"
                                                      " json_each(?))", request.user, json.dumps(tasks))}
         named = {"resourceSubscriptions": [one for one in dict.fromkeys(uris) if self.server.find_resource(one)],
@@ -1971,17 +2301,6 @@ def failed(rejection: Rejection) -> Json:
     return {"status": "failed", "message": str(rejection.message), "outcome": outcome}
 
 
-def check_answer(key: str, asked: Json, answer: Any) -> None:
-    """Rejection for an answer that is not what the input request asked for."""
-    problem = compile_schema(OBJECT)(answer)
-    if asked["method"] == "elicitation/create" and not problem:
-        check_elicitation(key, answer)
-        if answer["action"] == "accept" and (schema := asked["params"].get("requestedSchema")):
-            problem = compile_schema(takes(content=schema))({"content": answer.get("content") or {}})
-    if problem:
-        raise Rejection(INVALID_PARAMS, f"inputResponses.{key}{problem}")
-
-
 def task_view(row: Any) -> Json:
     """A task as the wire shows it."""
     view = {"taskId": row["id"], "status": row["status"], "createdAt": iso_time(row["created"]),
@@ -2010,7 +2329,7 @@ def demo_server(step_seconds: float = 1.0, store: Store | None = None,
                 rate: tuple[float, float] | None = None) -> Server:
     """The server that the lessons use."""
     about = "A demo: weather, carts, flights, and a report that takes its time."
-    server = Server("mcp-reference-server", "1.0.0", about, page_size=2, store=store, rate=rate)
+    server = Server("mcp-reference-server", "1.0.0", about, page_size=2, store=store, rate=rate, changing=["tools"])
     add_report(server, step_seconds)
     add_weather(server)
     add_shop(server)
@@ -2023,15 +2342,17 @@ def demo_server(step_seconds: float = 1.0, store: Store | None = None,
 
 def add_report(server: Server, step_seconds: float) -> None:
     """The slow call that the story is about."""
+    month = TEXT | {"description": "as 2026-09, or May", "pattern": r"^(\d{4}-(0[1-9]|1[0-2])|[A-Z][a-z]{2,8})$"}
+    charts_or_not = {"charts": BOOLEAN | {"title": "Charts", "description": "one for each week"}}
 
     @server.tool("build_report", "Builds a monthly report in ten slow steps. Reports progress; stops when you hang up;"
-                 " a task for clients that know tasks.", takes(month=TEXT), annotations=READS)
+                 " a task for clients that know tasks.", takes(month=month), annotations=READS)
     def build_report(arguments: Json, request: Request) -> str:
         request.as_task()
         work(request, 1, 5)
         charts = ""
         if request.can_ask():
-            request.ask({"charts": elicit("Include charts in the report?", {"charts": {"type": "boolean"}})})
+            request.ask({"charts": elicit("Include charts in the report?", charts_or_not)})
             charts = ", with charts" if (request.accepted("charts") or {}).get("charts") else ", without charts"
         work(request, 6, 10)
         return f"The report for {arguments['month']} is ready{charts}."
@@ -2053,9 +2374,11 @@ def add_weather(server: Server) -> None:
 
     @server.tool("get_weather", "The weather at a place, as text.", takes(location=TEXT), annotations=READS, quick=True)
     def get_weather(arguments: Json, request: Request) -> str:
-        return "{temperature} °C and {conditions} in {location}.".format(**arguments, **weather(arguments["location"]))
+        location = arguments["location"]
+        return "{temperature} °C and {conditions} in ".format(**weather(location)) + f"{location}."
 
-    report = takes(temperature={"type": "number"}, conditions=TEXT, humidity={"type": "number"})
+    percent = {"type": "integer", "minimum": 0, "maximum": 100}
+    report = takes(temperature={"type": "number"}, conditions=TEXT, humidity=percent)
 
     @server.tool("get_weather_data", "The weather at a place, as data.", takes(location=TEXT), output_schema=report,
                  annotations=READS, quick=True)
@@ -2089,7 +2412,7 @@ def add_shop(server: Server) -> None:
         return {"structuredContent": {"items": content}}
 
     @server.tool("book_flight", "Books a flight.", takes(to=TEXT, date={"type": "string", "description": "YYYY-MM-DD"}),
-                 annotations=ADDS)
+                 annotations=ADDS, quick=True)
     def book_flight(arguments: Json, request: Request) -> str:
         today = datetime.date.today()
         with contextlib.suppress(ValueError):
@@ -2116,28 +2439,37 @@ def add_spoofing_lesson(server: Server) -> None:
 def add_questions(server: Server) -> None:
     """Tools that need something from the user first: a form, and a page for what must not pass through the client."""
 
+    login = TEXT | {"title": "GitHub user name", "minLength": 1}
+    form = elicit("Please provide your GitHub user name", {"name": login})
+
     @server.tool("create_repo", "Creates a repository; asks for your GitHub user name.", takes(repo=TEXT),
                  annotations=ADDS)
     def create_repo(arguments: Json, request: Request) -> str | Json:
-        answer = request.accepted("github_login")
-        if answer is None and "github_login" in request.responses:
+        answer = request.accepted("github_login", form)
+        if answer is not None:
+            return f"Created {answer['name']}/{arguments['repo']}."
+        if "github_login" in request.responses:
             return "No repository was created, as you wished."
-        name = (answer or {}).get("name")
-        if not isinstance(name, str) or not name:
-            return input_required({"github_login": elicit("Please provide your GitHub user name", {"name": TEXT})},
-                                  state={"asked": (request.state or {}).get("asked", 0) + 1})
-        return f"Created {name}/{arguments['repo']}."
+        return input_required({"github_login": form}, state={"asked": (request.state or {}).get("asked", 0) + 1})
 
     @server.tool("connect_billing", "Connects your billing account, on its own page.", takes(), annotations=SWITCHES)
     def connect_billing(arguments: Json, request: Request) -> str | Json:
         consent = request.accepted("billing_key")
-        if consent is not None and request.state:
-            return f"Billing is connected (visit {request.state['visit']})."
         if consent is None and "billing_key" in request.responses:
             return "Billing was not connected, as you wished."
-        visit = secrets.token_urlsafe(8)
+        visit = (request.state or {}).get("visit") or server.store.new_handle("visit", request.user, [])
+        # spec: Elicitation › URL Mode Elicitation Requests: accept is consent to open the page, not completion
+        if consent is not None and "finished" in (server.store.append("visit", visit, request.user, "consent") or []):
+            return f"Billing is connected (visit {visit})."
         page = elicit_url("Enter your billing key on this page", f"https://billing.example.com/connect/{visit}")
         return input_required({"billing_key": page}, state={"visit": visit})
+
+    @server.tool("finish_billing", "Plays the billing page: its visitor has entered the key.", takes(visit=TEXT),
+                 annotations=SWITCHES)
+    def finish_billing(arguments: Json, request: Request) -> str:
+        if server.store.append("visit", arguments["visit"], request.user, "finished") is None:
+            raise ToolError("There is no such visit. Start one with connect_billing.")
+        return "The key is entered. Go on with connect_billing."
 
 
 def add_switches(server: Server) -> None:
@@ -2156,7 +2488,8 @@ def add_switches(server: Server) -> None:
             server.resource_updated("file:///project/config.json")
         return "file:///project/config.json has changed."
 
-    @server.tool("beta_search", "Searches better, perhaps.", takes(query=TEXT), listed=False, annotations=READS)
+    @server.tool("beta_search", "Searches better, perhaps.", takes(query=TEXT), listed=False, annotations=READS,
+                 quick=True)
     def beta_search(arguments: Json, request: Request) -> str:
         return f"A better answer to {arguments['query']} is being thought about."
 
@@ -2165,7 +2498,7 @@ def add_documents(server: Server) -> None:
     """Resources, a resource template, and a prompt with completion."""
 
     @server.resource("app://me/settings", "settings", description="Your settings", mime_type="application/json",
-                     cache_scope="private")
+                     cache_scope="private", quick=True)
     def settings(uri: str, request: Request) -> str:
         return json.dumps({"user": request.user, "language": "en"})
 
@@ -2180,17 +2513,18 @@ def add_documents(server: Server) -> None:
         return documents.get(values["name"])
 
     for name in documents:
-        server.resource(f"file:///project/{name}", name)(lambda uri, request, name=name: documents[name])
-    server.resource_template("file:///project/{name}", "project files", description="A file of the project")(document)
+        server.resource(f"file:///project/{name}", name, quick=True)(lambda uri, request, name=name: documents[name])
+    server.resource_template("file:///project/{name}", "project files", description="A file of the project",
+                             quick=True)(document)
     languages = ["c", "go", "haskell", "java", "javascript", "python", "ruby", "rust", "typescript"]
 
     @server.prompt("code_review", "Asks for a review of some code.", [
         {"name": "code", "description": "the code to review", "required": True},
-        {"name": "language", "description": "the language it is written in"}])
+        {"name": "language", "description": "the language it is written in"}], quick=True)
     def code_review(arguments: dict[str, str], request: Request) -> str:
         return f"Please review this {arguments.get('language', '')} code:\n{arguments['code']}"
 
-    @server.completion("ref/prompt", "code_review", "language")
+    @server.completion("ref/prompt", "code_review", "language", quick=True)
     def language(value: str, context: dict[str, str], request: Request) -> list[str]:
         return [one for one in languages if one.startswith(value.lower())]
 
@@ -3041,7 +3375,7 @@ def causes(fault: BaseException) -> Iterator[BaseException]:
 # ---- the command line ------------------------------------------------------------------------------------------
 
 
-def number(low: float, high: float, kind: Callable[[str], Any] = float) -> Callable[[str], Any]:
+def number_between(low: float, high: float, kind: Callable[[str], Any] = float) -> Callable[[str], Any]:
     """The type of an option whose value lies between two numbers; argparse puts the option's name before the words."""
 
     def parse(text: str) -> Any:
@@ -3056,14 +3390,14 @@ def number(low: float, high: float, kind: Callable[[str], Any] = float) -> Calla
     return parse
 
 
-def text(value: str) -> str:
+def not_empty(value: str) -> str:
     """The type of an option that may not be empty."""
     if not value.strip() or "\0" in value:
         raise argparse.ArgumentTypeError("it may not be empty, nor contain NUL")
     return value
 
 
-def origin(value: str) -> str:
+def web_origin(value: str) -> str:
     """The type of --allow-origin."""
     try:
         return headers.parse_origin(value)
@@ -3079,31 +3413,31 @@ def parse_command_line(arguments: list[str] | None = None) -> argparse.Namespace
         epilog="example: python3 reference_server.py --port 3005, and in another terminal\n"
                "  export MCP=http://127.0.0.1:3005/mcp; source tests/lessons/mcp.sh; mcp server/discover …")
     add = parser.add_argument_group("for the lessons").add_argument
-    seconds = number(0.001, 1_000_000)
+    seconds = number_between(0.001, 1_000_000)
     add("--stdio", action="store_true", help="serve one client over stdin and stdout instead of HTTP")
-    add("--host", type=text, default="127.0.0.1", help="address to listen on (default: this machine only)")
-    add("--port", type=number(0, 65535, int), help="port (default: $PORT, or 3000; 0: any)")
-    add("--step-seconds", type=number(0, 1_000_000), default=1.0,
+    add("--host", type=not_empty, default="127.0.0.1", help="address to listen on (default: this machine only)")
+    add("--port", type=number_between(0, 65535, int), help="port (default: $PORT, or 3000; 0: any)")
+    add("--step-seconds", type=number_between(0, 1_000_000), default=1.0,
         help="how long one of build_report's ten steps takes (default: 1)")
     add("--keep-alive", type=seconds, default=15.0, help="seconds until a quiet stream gets a comment (default: 15)")
-    add("--allow-origin", type=origin, action="append", default=[], metavar="ORIGIN",
+    add("--allow-origin", type=web_origin, action="append", default=[], metavar="ORIGIN",
         help="a web origin that may call, too")
-    add("--state", type=text, default=":memory:", metavar="FILE",
+    add("--state", type=not_empty, default=":memory:", metavar="FILE",
         help="keep carts, holds and tasks in this SQLite file")
     add("--wire", action="store_true", help="print everything that crosses the wire, as it crosses")
     add = parser.add_argument_group("limits").add_argument
-    add("--rate", type=number(0, 1e9), default=1000,
+    add("--rate", type=number_between(0, 1e9), default=1000,
         help="tool calls a second for each user, 0: no limit (default: 1000)")
-    add("--max-connections", type=number(1, 1_000_000, int), default=4096,
+    add("--max-connections", type=number_between(1, 1_000_000, int), default=4096,
         help="connections served at a time (default: 4096)")
-    add("--max-body", type=number(1, 1 << 30, int), default=MAX_MESSAGE, help="octets in one message (default: 1 MiB)")
+    add("--max-body", type=number_between(1, 1 << 30, int), default=MAX_MESSAGE, help="octets in one message (default: 1 MiB)")
     add("--idle-timeout", type=seconds, default=30, help="seconds between two requests on a connection (default: 30)")
     add("--request-timeout", type=seconds, default=10, help="seconds for a request to arrive (default: 10)")
     add("--write-timeout", type=seconds, default=10, help="seconds for a client to read what is sent (default: 10)")
     options = parser.parse_args(arguments)
     if options.port is None and not options.stdio:
         try:
-            options.port = number(0, 65535, int)(os.environ.get("PORT") or "3000")
+            options.port = number_between(0, 65535, int)(os.environ.get("PORT") or "3000")
         except argparse.ArgumentTypeError as problem:
             parser.error(f"the environment's PORT: {problem}")
     return options

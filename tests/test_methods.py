@@ -4,6 +4,7 @@ import base64
 import datetime
 import json
 import re
+import time
 
 import pytest
 from support import Recorder, alive, call_tool, message, respond, running
@@ -90,10 +91,10 @@ def test_discover_says_what_the_server_speaks_and_offers(demo):
         "cacheScope": "public",
         "capabilities": {
             "tools": {"listChanged": True},
-            "prompts": {"listChanged": True},
+            "prompts": {},
             "logging": {},
             "completions": {},
-            "resources": {"listChanged": True, "subscribe": True},
+            "resources": {"subscribe": True},
             "extensions": {"io.modelcontextprotocol/tasks": {}},
         },
         "instructions": demo.instructions,
@@ -287,6 +288,7 @@ def test_what_does_not_exist_is_not_found_and_nothing_climbs_out(demo, name):
 @pytest.mark.parametrize(
     "uri",
     [
+        "b://%2e/x",
         "b://../x",
         "b://x/..",
         "b://%2e%2e/x",
@@ -353,6 +355,7 @@ def test_a_prompt_may_have_several_messages(library):
         ({"name": "code_review", "arguments": {"language": "c"}}, "Missing required argument: code"),
         ({"name": "nothing"}, "Unknown prompt: nothing"),
         ({"name": "code_review", "arguments": {"code": 1}}, "params.arguments.code must be of type string"),
+        ({"name": "code_review", "arguments": {"code": "x", "tone": "kind"}}, "Unknown argument: tone"),
         ({"arguments": {}}, "params.name is required"),
         ({"name": ["code_review"]}, "params.name must be of type string"),
     ],
@@ -405,6 +408,36 @@ def test_a_template_and_its_user_complete_too(library):
 def test_an_argument_without_completion_has_no_values(demo):
     """Choice: nothing to suggest is an empty list, no error."""
     assert complete(demo, "code_review", "code", "x") == {"values": [], "total": 0, "hasMore": False}
+    assert complete(demo, ROOT + "{name}", "name", "x", "ref/resource")["values"] == []
+
+
+@pytest.mark.parametrize("uri", ["a://{one}/{two}", "a://1/2", "a://x/%20"])
+def test_a_uri_completes_like_the_template_that_it_matches(library, uri):
+    """MUST (Completion › Reference Types): ref/resource names a resource URI or a URI template."""
+    assert complete(library, uri, "one", "", "ref/resource")["values"] == ["anonymous"]
+    assert complete(library, uri, "two", "", "ref/resource")["values"] == []
+
+
+@pytest.mark.parametrize(("name", "argument", "kind"), [
+    ("two", "c", "ref/prompt"), ("two", "", "ref/prompt"), ("a://{one}/{two}", "three", "ref/resource"),
+    ("a://1/2", "three", "ref/resource"), ("x://1", "one", "ref/resource"),
+])
+def test_an_argument_that_nobody_declared_is_not_completed(library, name, argument, kind):
+    """MUST (Completion › Security): validate all completion inputs."""
+    ref = {"type": kind, ("name" if kind == "ref/prompt" else "uri"): name}
+    params = {"ref": ref, "argument": {"name": argument, "value": ""}}
+    assert error(library, "completion/complete", params) == {"code": -32602, "message": f"Unknown argument: {argument}"}
+
+
+def test_completion_is_limited_like_calls():
+    """MUST (Completion › Security): implement appropriate rate limiting; the two share one limit."""
+    with running(demo_server(0, rate=(0.001, 2))) as server:
+        params = {"ref": {"type": "ref/prompt", "name": "code_review"}, "argument": {"name": "language", "value": "p"}}
+        replies = [server.call("completion/complete", params) for _ in range(3)]
+        assert [reply.status for reply in replies] == [200, 200, 429]
+        assert int(replies[2].fields["retry-after"]) > 100
+        assert server.call_tool("get_weather", {"location": "Oslo"}).status == 429
+        assert server.call("completion/complete", params, "alice").status == 200
 
 
 @pytest.mark.parametrize(
@@ -435,10 +468,10 @@ def test_a_completion_of_nothing_known_is_an_error(demo, params):
 @pytest.mark.parametrize("level", LOG_LEVELS)
 def test_messages_at_or_above_the_level_are_sent(library, level):
     """MUST (Logging › Per-request log level): at or above the requested level, before the response."""
-    channel = Recorder()
-    call_tool(library, "talk", exchange=channel, log_level=level)
+    recorder = Recorder()
+    call_tool(library, "talk", exchange=recorder, log_level=level)
     wanted = LOG_LEVELS[LOG_LEVELS.index(level) :]
-    assert channel.messages == [
+    assert recorder.messages == [
         {
             "jsonrpc": "2.0",
             "method": "notifications/message",
@@ -450,15 +483,70 @@ def test_messages_at_or_above_the_level_are_sent(library, level):
 
 def test_no_message_is_sent_to_who_asked_for_no_level(library):
     """MUST NOT (Logging › Per-request log level): no notifications/message for a request without logLevel."""
-    channel = Recorder()
-    call_tool(library, "talk", exchange=channel)
-    assert channel.messages == []
+    recorder = Recorder()
+    call_tool(library, "talk", exchange=recorder)
+    assert recorder.messages == []
 
 
 @pytest.mark.parametrize("level", ["verbose", "DEBUG", "", 3, None])
 def test_an_unknown_level_is_refused(library, level):
     """SHOULD (Logging › Error Handling): -32602."""
     assert error(library, "tools/call", {"name": "talk"}, log_level=level)["code"] == -32602
+
+
+# ---- not too fast ----
+
+
+def flood(count):
+    def report(arguments, request):
+        for number in range(count):
+            request.progress(number + 1, count)
+            request.log("info", number)
+        return "done"
+
+    return report
+
+
+def test_progress_and_log_messages_do_not_flood_and_the_last_ones_come():
+    """SHOULD (Progress › Behavior Requirements): rate limiting to prevent flooding; the last value comes."""
+    recorder = Recorder()
+    with alive(Server("s", "1")) as server:
+        server.tool("flood", "", takes())(flood(10_000))
+        call_tool(server, "flood", exchange=recorder, progressToken=1, log_level="debug")
+    done = [one["params"]["progress"] for one in recorder.messages if one["method"] == "notifications/progress"]
+    said = [one["params"]["data"] for one in recorder.messages if one["method"] == "notifications/message"]
+    assert 50 <= len(recorder.messages) < 1000
+    assert done == sorted(set(done))
+    assert (done[-1], said[-1]) == (10_000, 9_999)
+
+
+def test_what_comes_slowly_comes_whole(monkeypatch):
+    """MUST (Progress › Progress Flow): a slow tool's values are all sent, each before the next is reported."""
+    clock = iter(range(10**9))
+
+    class Slow:
+        def monotonic(self):
+            return next(clock) / 10
+
+        def __getattr__(self, name):
+            return getattr(time, name)
+
+    recorder = Recorder()
+    with alive(Server("s", "1")) as server:
+        server.tool("flood", "", takes())(flood(300))
+        monkeypatch.setattr(reference_server, "time", Slow())
+        call_tool(server, "flood", exchange=recorder, progressToken=1)
+    assert [one["params"]["progress"] for one in recorder.messages] == list(range(1, 301))
+
+
+def test_the_next_request_is_not_slowed_down_by_the_last_one():
+    """Choice: the limit is each request's own, because a flood is one stream's."""
+    with alive(Server("s", "1")) as server:
+        server.tool("flood", "", takes())(flood(1000))
+        for _ in range(2):
+            recorder = Recorder()
+            call_tool(server, "flood", exchange=recorder, progressToken=1)
+            assert [one["params"]["progress"] for one in recorder.messages][:50] == list(range(1, 51))
 
 
 # ---- the demo's tools that answer at once ----
@@ -477,6 +565,13 @@ def test_the_weather_comes_as_text_or_as_data(demo):
     assert text_of(call_tool(demo, "get_weather", {"location": "Zürich"})) == (
         f"{weather['temperature']} °C and {weather['conditions']} in Zürich."
     )
+
+
+@pytest.mark.parametrize("more", ["temperature", "conditions", "humidity", "0", "self", "args"])
+def test_a_further_argument_does_not_disturb_the_weather(demo, more):
+    """MAY (Tools › Tool): an object schema that does not close itself takes further members."""
+    alone = text_of(call_tool(demo, "get_weather", {"location": "Oslo"}))
+    assert text_of(call_tool(demo, "get_weather", {"location": "Oslo", more: "x"})) == alone
 
 
 def test_the_weather_at_a_place_is_the_same_every_time(demo):
@@ -530,11 +625,11 @@ def test_a_query_runs_in_its_region(demo):
 def test_a_report_without_tasks_comes_with_progress(demo):
     """MUST (Progress › Progress Flow): the value increases, under the request's token; 0 is a token."""
     for token in (0, "", "abc", 2**53):
-        channel = Recorder()
-        assert text_of(call_tool(demo, "build_report", {"month": "May"}, exchange=channel, progressToken=token)) == (
+        recorder = Recorder()
+        assert text_of(call_tool(demo, "build_report", {"month": "May"}, exchange=recorder, progressToken=token)) == (
             "The report for May is ready."
         )
-        assert [one["params"] for one in channel.messages] == [
+        assert [one["params"] for one in recorder.messages] == [
             {"progressToken": token, "progress": step, "total": 10, "message": f"step {step} of 10"}
             for step in range(1, 11)
         ]
@@ -542,9 +637,9 @@ def test_a_report_without_tasks_comes_with_progress(demo):
 
 def test_progress_only_goes_up(library):
     """MUST (Progress › Progress Flow): the value increases with each notification; and it is a number of JSON."""
-    channel = Recorder()
-    call_tool(library, "count", exchange=channel, progressToken="p")
-    assert [one["params"] for one in channel.messages] == [
+    recorder = Recorder()
+    call_tool(library, "count", exchange=recorder, progressToken="p")
+    assert [one["params"] for one in recorder.messages] == [
         {"progressToken": "p", "progress": value} for value in (-1, 0, 0.5, 2)
     ]
 
@@ -579,10 +674,58 @@ def test_a_prompt_or_a_resource_may_ask_first():
     """MAY (Multi Round-Trip Requests › Supported Requests): prompts/get and resources/read too."""
     with alive(Server("s", "1")) as server:
         server.resource("a://1", "a")(
-            lambda uri, request: input_required({}, "state") if not request.state else request.state
+            lambda uri, request: input_required(None, "state") if not request.state else request.state
         )
         asked = read(server, "a://1")
         assert asked["resultType"] == "input_required"
         assert not asked.keys() & {"ttlMs", "cacheScope", "contents"}
         again = result(server, "resources/read", {"uri": "a://1", "requestState": asked["requestState"]})
         assert again["contents"][0]["text"] == "state"
+
+
+@pytest.mark.parametrize("retry", [
+    {"inputResponses": {"q": {"action": "accept"}}}, {"inputResponses": {"q": {}}, "requestState": None}])
+def test_what_was_read_with_an_answer_is_cached_by_nobody(library, retry):
+    """MUST (Caching › Security Considerations): cacheScope reflects the visibility; an answer is one user's own."""
+    assert (read(library, "x://0")["cacheScope"], read(library, "x://0")["ttlMs"]) == ("public", 60_000)
+    again = result(library, "resources/read", {"uri": "x://0"} | retry)
+    assert (again["cacheScope"], again["ttlMs"]) == ("private", 0)
+
+
+def test_what_was_read_with_a_state_is_cached_by_nobody():
+    """MUST (Caching › Security Considerations): the state is part of what was asked for, and no cache's key has it."""
+    with alive(Server("s", "1")) as server:
+        server.resource("a://1", "a")(lambda uri, request: request.state or input_required(None, "come again"))
+        state = read(server, "a://1")["requestState"]
+        again = result(server, "resources/read", {"uri": "a://1", "requestState": state})
+        assert (again["contents"][0]["text"], again["cacheScope"], again["ttlMs"]) == ("come again", "private", 0)
+        nothing = {"uri": "a://1", "inputResponses": None, "requestState": None}
+        assert "requestState" in result(server, "resources/read", nothing)
+
+
+@pytest.mark.parametrize(("capabilities", "served"), [
+    ({"com.example/x": True}, True), ({"com.example/x": 1, "y": None, "z": [], "": {}}, True),
+    ({"elicitation": {"form": {}, "later": 1}}, True), ({"experimental": {"a": {}}}, True),
+    ({"elicitation": True}, False), ({"sampling": []}, False), ({"roots": None}, False),
+    ({"extensions": {"com.example/x": True}}, False), ({"extensions": []}, False), ({"experimental": {"a": 1}}, False),
+])
+def test_capabilities_are_an_open_set(demo, capabilities, served):
+    """MUST (Overview › _meta): ClientCapabilities is no closed set; what it does name is of its type."""
+    answer = call_tool(demo, "get_weather", {"location": "Oslo"}, capabilities=capabilities)
+    assert ("result" in answer) is served
+    assert served or answer["error"]["code"] == -32602
+
+
+def test_a_prompt_with_content_of_every_kind():
+    """MUST (Prompts › PromptMessage): text, image, audio, resource links and embedded resources."""
+    blocks = [
+        {"type": "text", "text": "t"},
+        {"type": "image", "data": "AP8=", "mimeType": "image/png"},
+        {"type": "audio", "data": "AP8=", "mimeType": "audio/wav"},
+        {"type": "resource_link", "uri": "file:///a", "name": "a"},
+        {"type": "resource", "resource": {"uri": "file:///a", "blob": "AP8="}},
+    ]
+    with alive(Server("s", "1")) as server:
+        server.prompt("p", "")(lambda arguments, request: [{"role": "user", "content": block} for block in blocks])
+        messages = result(server, "prompts/get", {"name": "p"})["messages"]
+        assert [message["content"] for message in messages] == blocks

@@ -1,13 +1,27 @@
 """Another server from the same parts: what a registration takes, and what becomes of a tool's outcome."""
 
 import json
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
-from support import alive, call_tool, respond
+from support import PATIENCE, Listener, alive, call_tool, message, respond
 
-from reference_server import TEXT, Rejection, Server, ToolError, check_schema, compile_schema, demo_server, takes
+from reference_server import (
+    TEXT,
+    Rejection,
+    Server,
+    ToolError,
+    compile_schema,
+    demo_server,
+    input_required,
+    match_template,
+    takes,
+)
 
-NUMBER, INTEGER, BOOLEAN = {"type": "number"}, {"type": "integer"}, {"type": "boolean"}
+ROOT = Path(__file__).resolve().parents[1]
+NUMBER, INTEGER = {"type": "number"}, {"type": "integer"}
 
 
 @pytest.fixture(scope="module")
@@ -90,101 +104,7 @@ def test_a_server_is_built_from_the_same_parts_in_a_few_lines():
             assert respond(server, method)["error"]["code"] == -32601, method
 
 
-# ---- the schema checker ----
-
-CHECKS = [
-    ({"type": "string"}, "", None),
-    ({"type": "string"}, 1, " must be of type string"),
-    ({"type": "string"}, None, " must be of type string"),
-    (INTEGER, 42, None),
-    (INTEGER, 42.0, None),
-    (INTEGER, 42.5, " must be of type integer"),
-    (INTEGER, True, " must be of type integer"),
-    (INTEGER, "42", " must be of type integer"),
-    (NUMBER, 1.5, None),
-    (NUMBER, 1, None),
-    (NUMBER, False, " must be of type number"),
-    (BOOLEAN, True, None),
-    (BOOLEAN, 1, " must be of type boolean"),
-    ({"type": "null"}, None, None),
-    ({"type": "null"}, False, " must be of type null"),
-    ({"type": "array"}, [], None),
-    ({"type": "array"}, {}, " must be of type array"),
-    ({"type": "object"}, [], " must be of type object"),
-    ({"type": ["string", "null"]}, None, None),
-    ({"type": ["string", "null"]}, 1, " must be of type string or null"),
-    ({"enum": ["a", 1]}, "a", None),
-    ({"enum": ["a", 1]}, "b", ' must be one of "a", 1'),
-    ({"enum": [1]}, True, " must be one of 1"),
-    ({"enum": [True]}, 1, " must be one of true"),
-    ({"type": "array", "items": INTEGER}, [1, 2], None),
-    ({"type": "array", "items": INTEGER}, [1, "2"], "[1] must be of type integer"),
-    (takes(a=TEXT), {"a": "x"}, None),
-    (takes(a=TEXT), {}, ".a is required"),
-    (takes(a=TEXT), {"a": 1}, ".a must be of type string"),
-    (takes(a=TEXT), {"a": "x", "b": 1}, None),
-    (takes({"b": INTEGER}, a=TEXT), {"a": "x"}, None),
-    (takes({"b": INTEGER}, a=TEXT), {"a": "x", "b": "y"}, ".b must be of type integer"),
-    (takes(a=TEXT) | {"additionalProperties": False}, {"a": "x", "b": 1}, ".b is not known here"),
-    ({"type": "object", "additionalProperties": INTEGER}, {"x": "y"}, ".x must be of type integer"),
-    (
-        takes(a=takes(b={"type": "array", "items": takes(c=TEXT)})),
-        {"a": {"b": [{"c": "d"}, {}]}},
-        ".a.b[1].c is required",
-    ),
-    ({}, object, None),
-]
-
-
-@pytest.mark.parametrize(("schema", "value", "problem"), CHECKS)
-def test_the_checker_finds_the_first_problem_and_names_its_place(schema, value, problem):
-    """MUST (Tools › Security Considerations): validate all tool inputs; a boolean is no integer, 42.0 is one."""
-    assert compile_schema(schema)(value) == problem
-
-
-@pytest.mark.parametrize(
-    "keyword", ["minimum", "maxLength", "pattern", "oneOf", "allOf", "$ref", "const", "if", "minItems"]
-)
-@pytest.mark.parametrize(
-    "nest",
-    [
-        lambda s: s,
-        lambda s: takes(a=s),
-        lambda s: {"type": "array", "items": s},
-        lambda s: {"type": "object", "additionalProperties": s},
-        lambda s: takes({"a": takes(b=s)}),
-    ],
-)
-def test_a_schema_with_a_keyword_that_is_not_checked_is_refused(keyword, nest):
-    """Choice: an unchecked keyword is refused at registration, because it would be a promise that nobody keeps."""
-    with pytest.raises(ValueError, match=r"not checked here: .*checks_own_arguments"):
-        check_schema(nest({"type": "string", keyword: 1}))
-
-
-@pytest.mark.parametrize("part", ["input", "output"])
-def test_a_tool_with_such_a_schema_is_refused_unless_it_checks_its_own_arguments(part):
-    """Choice: `checks_own_arguments` is the way to use the rest of JSON Schema."""
-    strict = takes(a={"type": "string", "minLength": 1})
-    schemas = {"input_schema": strict} if part == "input" else {"input_schema": takes(), "output_schema": strict}
-    with alive(Server("s", "1")) as server:
-        with pytest.raises(ValueError, match="minLength"):
-            server.tool("t", "", **schemas)
-        server.tool("t", "", **schemas, checks_own_arguments=True)(lambda arguments, request: "ok")
-        assert call_tool(server, "t", {"a": ""})["result"]["content"][0]["text"] == "ok"
-
-
-def test_the_refusal_stops_at_what_the_checker_knows():
-    """Choice: annotations of JSON Schema are no promise, so they register."""
-    check_schema(
-        {
-            "$schema": "https://json-schema.org/draft/2020-12/schema",
-            "type": "object",
-            "title": "t",
-            "description": "d",
-            "properties": {"a": {"default": 1, "examples": [1]}},
-            "additionalProperties": False,
-        }
-    )
+# ---- what registration refuses ----
 
 
 @pytest.mark.parametrize(
@@ -210,6 +130,150 @@ def test_two_parameters_cannot_be_mirrored_into_one_header():
     one, two = ({"type": "string", "x-mcp-header": name} for name in ("Region", "REGION"))
     with alive(Server("s", "1")) as server, pytest.raises(ValueError):
         server.tool("t", "", takes(a=one, b=two))
+
+
+@pytest.mark.parametrize("uri", ["", "README.md", "/etc/passwd", "//host/x", "1a://x", "a b://x", "file:///a b",
+                                 "file:///é", "file:///{name}", "file:///%zz", "file:///a\n", "file:///a%", None])
+def test_a_resource_without_a_uri_is_refused(uri):
+    """MUST (Resources › Custom URI Schemes): in accordance with RFC 3986: a scheme, a colon, no stray characters."""
+    with alive(Server("s", "1")) as server:
+        with pytest.raises(ValueError, match=r"^uri must"):
+            server.resource(uri, "r")
+        assert server.resources == {}
+
+
+@pytest.mark.parametrize("uri", ["file:///a", "urn:isbn:1", "x:", "a+b-c.d://[::1]:1/~a?b=c&d#e", "x://%C3%A9"])
+def test_a_resource_may_have_any_uri(uri):
+    """MAY (Resources › Custom URI Schemes): any scheme."""
+    with alive(Server("s", "1")) as server:
+        server.resource(uri, "r")(lambda uri, request: uri)
+        assert respond(server, "resources/read", {"uri": uri})["result"]["contents"][0]["text"] == uri
+
+
+@pytest.mark.parametrize("template", [
+    "{name}", "/{name}", "{scheme}://x", "file:///{+path}", "file:///{#x}", "file:///{?q}", "file:///{&q}",
+    "file:///{/x}", "file:///{;x}", "file:///{.x}", "file:///{a,b}", "file:///{a*}", "file:///{a:3}", "file:///{a",
+    "file:///a}", "file:///{}", "file:///{{a}}", "file:///{ a }", "file:///{a}/{a}", "file:///{é}", "file:///{a} b",
+])
+def test_a_template_that_is_not_simple_or_can_never_match_is_refused(template):
+    """RFC 6570 §1.2: of its four levels, `{name}` alone (level 1) can be read back from a URI for certain."""
+    with alive(Server("s", "1")) as server:
+        with pytest.raises(ValueError, match=r"uri must|twice"):
+            server.resource_template(template, "t")
+        assert server.templates == {}
+
+
+MATCHES = [
+    ("file:///{name}.{ext}", "file:///a.b", {"name": "a", "ext": "b"}),
+    ("file:///{name}.{ext}", "file:///a.tar.gz", {"name": "a.tar", "ext": "gz"}),
+    ("file:///{name}.{ext}", "file:///a..gz", {"name": "a.", "ext": "gz"}),
+    ("file:///{name}.{ext}", "file:///.gz", None),
+    ("file:///{name}.{ext}", "file:///a.", None),
+    ("file:///{name}.{ext}", "file:///a/b.c", None),
+    ("file:///{name}.{ext}", "file:///a.b/", None),
+    ("x:{a}{b}", "x:123", {"a": "12", "b": "3"}),
+    ("x:{a}{b}", "x:1", None),
+    ("x:{a}-{b}-{c}", "x:1-2-3-4", {"a": "1-2", "b": "3", "c": "4"}),
+    ("x:{a}-{b}-{c}", "x:1--3", None),
+    ("x:{a}ab", "x:abab", {"a": "ab"}),
+    ("x:{a}ab", "x:ab", None),
+    ("x:ab{a}", "x:abab", {"a": "ab"}),
+    ("x:ab{a}", "x:ab", None),
+    ("x:ab{a}ba", "x:aba", None),
+    ("x://{h}/p/{a}", "x://h/p/%C3%A9", {"h": "h", "a": "é"}),
+    ("x://{h}/p/{a}", "x://h/q/1", None),
+    ("x:fixed", "x:fixed", {}),
+    ("x:fixed", "x:fixed2", None),
+    ("x:fixed", "x:", None),
+    ("x:{a}", "y:1", None),
+    ("x:{a}", "x:a%2Fb", None),
+    ("x:{a}", "x:%2e%2e", None),
+    ("x:{a}", "x:%ff", None),
+    ("x:{a}.txt", "x:..txt", None),
+]
+
+
+@pytest.mark.parametrize(("template", "uri", "values"), MATCHES)
+def test_a_template_gives_the_first_variables_the_most(template, uri, values):
+    """RFC 6570 §1.4: where the inverse of an expansion is not unique, this one is as a greedy pattern would have it."""
+    assert match_template(template, uri) == values
+
+
+SLOW = """
+from reference_server import match_template
+for template in ("file:///{name}.{ext}", "file:///{a}.{b}.{c}.{d}", "file:///{a}a{b}a{c}b", "file:///{a}{b}{c}{d}/"):
+    for unit in (".", "a", "/", "a.", "%2e", "%ff"):
+        for end in ("", "/", "b", "."):
+            match_template(template, "file:///" + 300_000 * unit + end)
+print("done")
+"""
+
+
+def test_no_uri_makes_the_process_stand_still():
+    """Choice: a template is matched in linear time on any input, because others wait meanwhile."""
+    command = [sys.executable, "-c", SLOW]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=6 * PATIENCE)
+    assert (done.stdout, done.stderr) == ("done\n", "")
+
+
+def test_titles_and_icons_are_listed_where_the_schema_has_them():
+    """MAY (Tools › Tool), MAY (Overview › icons): for tools, resources, templates, prompts and the server itself."""
+    icons = [{"src": "data:image/svg+xml;base64,PHN2Zy8+", "mimeType": "image/svg+xml", "sizes": ["any"]}]
+    about = {"title": "A title", "icons": icons}
+    with alive(Server("s", "1", **about)) as server:
+        server.tool("t", "", takes(), **about)(print)
+        server.resource("x://1", "r", **about)(print)
+        server.resource_template("x:{a}", "m", **about)(print)
+        server.prompt("p", "", **about)(print)
+        for method, key in (("tools/list", "tools"), ("resources/list", "resources"), ("prompts/list", "prompts"),
+                            ("resources/templates/list", "resourceTemplates")):
+            result = respond(server, method)["result"]
+            assert result[key][0].items() >= about.items(), method
+            info = result["_meta"]["io.modelcontextprotocol/serverInfo"]
+            assert info == {"name": "s", "version": "1"} | about
+
+
+def test_every_list_comes_in_pages_if_it_is_to():
+    """MUST (Pagination › Operations Supporting Pagination): resources, templates, prompts and tools alike."""
+    with alive(Server("s", "1")) as server:
+        server.page_sizes = dict.fromkeys(("tools", "resources", "resourceTemplates", "prompts"), 2)
+        for number in range(3):
+            server.tool(f"t{number}", "", takes())(print)
+            server.resource(f"x:{number}", f"r{number}")(print)
+            server.resource_template(f"x{number}:{{a}}", f"m{number}")(print)
+            server.prompt(f"p{number}", "")(print)
+        for method, key in (("tools/list", "tools"), ("resources/list", "resources"), ("prompts/list", "prompts"),
+                            ("resources/templates/list", "resourceTemplates")):
+            first = respond(server, method)["result"]
+            second = respond(server, method, {"cursor": first["nextCursor"]})["result"]
+            assert [len(first[key]), len(second[key]), "nextCursor" in second] == [2, 1, False], method
+
+
+def test_changes_are_offered_where_something_can_change():
+    """SHOULD (Prompts › List Changed Notification): by servers that declared `listChanged`; others do not offer it."""
+    wanted = {"toolsListChanged": True, "promptsListChanged": True, "resourcesListChanged": True}
+    with alive(demo_server(0)) as demo, Listener(demo, wanted) as listener:
+        capabilities = respond(demo, "server/discover")["result"]["capabilities"]
+        offered = [capabilities[kind].get("listChanged", False) for kind in ("tools", "prompts", "resources")]
+        assert offered == [True, False, False]
+        assert listener.first["params"]["notifications"] == {"toolsListChanged": True}
+
+
+def test_what_is_quick_says_so():
+    """Choice: what neither waits nor touches the state is marked, so that a transport may answer it at once."""
+    with alive(demo_server(0)) as demo:
+        quick = {name for name, tool in demo.tools.items() if tool.quick}
+        assert quick == {"get_weather", "get_weather_data", "execute_sql", "book_flight", "search", "beta_search"}
+        assert {uri.rpartition("/")[2] for uri, one in demo.resources.items() if one.quick} == {
+            "settings", "README.md", "CHANGES.md", "LICENSE"}
+        tables = demo.templates, demo.prompts, demo.completions
+        assert all(one.quick for table in tables for one in table.values())
+    with alive(Server("s", "1")) as server:
+        server.tool("t", "", takes())(print)
+        server.resource("x:1", "r")(print)
+        server.completion("ref/prompt", "p", "a")(print)
+        assert not any(one.quick for table in (server.tools, server.resources, server.completions)
+                       for one in table.values())
 
 
 # ---- how a tool's call ends ----
@@ -286,6 +350,76 @@ def test_structured_content_conforms_to_the_output_schema(server, capsys):
     assert "structuredContent.value must be of type number" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("outcome", ["text", {"content": [{"type": "text", "text": "x"}]}, {}, {"isError": False}])
+def test_a_declared_output_schema_is_kept_by_text_too(outcome, capsys):
+    """MUST (Tools › Output Schema): structured results; text alone breaks the promise like a value that is wrong."""
+    with alive(Server("s", "1")) as server:
+        server.tool("t", "", takes(), output_schema=takes(a=NUMBER))(lambda arguments, request: outcome)
+        assert call_tool(server, "t")["error"] == {"code": -32603, "message": "Internal error"}
+    assert "ValueError: structuredContent is missing" in capsys.readouterr().err
+
+
+def test_a_failure_or_a_question_needs_no_structured_content():
+    """MUST (Tools › Error Handling): isError results, and questions, are no results that a schema describes."""
+
+    def ends(arguments, request):
+        if arguments["how"] == "raise":
+            raise ToolError("no")
+        return {"content": [], "isError": True} if arguments["how"] == "return" else input_required(None, "s")
+
+    with alive(Server("s", "1")) as server:
+        server.tool("t", "", takes(how=TEXT), output_schema=takes(a=NUMBER))(ends)
+        assert call_tool(server, "t", {"how": "raise"})["result"]["isError"] is True
+        assert call_tool(server, "t", {"how": "return"})["result"]["isError"] is True
+        assert call_tool(server, "t", {"how": "ask"})["result"]["resultType"] == "input_required"
+
+
+PICTURE = {"type": "image", "data": "AP8=", "mimeType": "image/png"}
+NO_BASE64 = ["no base64!", "AP8", "AP8=\n", "AP8==", "=", "A", "-_8=", 1, None]
+BROKEN = [
+    *[PICTURE | {"data": data} for data in NO_BASE64],
+    *[{"type": "audio", "mimeType": "audio/wav", "data": data} for data in NO_BASE64],
+    *[{"type": "resource", "resource": {"uri": "x:1", "blob": data}} for data in NO_BASE64],
+    {"type": "image", "data": "AP8="},
+    {"type": "image", "mimeType": "image/png"},
+    {"type": "text"},
+    {"type": "text", "text": 1},
+    {"type": "resource_link", "name": "n", "uri": "no uri"},
+    {"type": "resource_link", "uri": "x:1"},
+    {"type": "resource", "resource": {"text": "t"}},
+    {"type": "video"},
+    {},
+    "text",
+]
+
+
+@pytest.mark.parametrize("block", BROKEN, ids=repr)
+def test_content_that_is_none_is_its_authors_fault(block, capsys):
+    """MUST (Prompts › Image Content): base64-encoded; what is not is -32603 and a traceback for the operator."""
+    with alive(Server("s", "1")) as server:
+        server.tool("t", "", takes())(lambda arguments, request: {"content": [PICTURE, block]})
+        server.prompt("p", "")(lambda arguments, request: [{"role": "user", "content": block}])
+        server.resource("x:1", "r")(lambda uri, request: [{"uri": "x:1", "blob": "AP8="} | block.get("resource", block)]
+                                    if isinstance(block, dict) else [block])
+        assert call_tool(server, "t")["error"]["code"] == -32603
+        assert respond(server, "prompts/get", {"name": "p"})["error"]["code"] == -32603
+        if isinstance(block, str) or "blob" in block.get("resource", ()):
+            assert respond(server, "resources/read", {"uri": "x:1"})["error"]["code"] == -32603
+    assert "ValueError: content[1]" in capsys.readouterr().err
+
+
+def test_content_of_every_kind_is_sent():
+    """MUST (Tools › Tool Result): text, images, audio, resource links and embedded resources."""
+    blocks = [
+        {"type": "text", "text": ""}, PICTURE, {"type": "audio", "data": "", "mimeType": "audio/wav"},
+        {"type": "resource_link", "uri": "x:1", "name": "n", "annotations": {"priority": 1}},
+        {"type": "resource", "resource": {"uri": "x:1", "text": "t"}},
+    ]
+    with alive(Server("s", "1")) as server:
+        server.tool("t", "", takes())(lambda arguments, request: {"content": blocks})
+        assert call_tool(server, "t")["result"]["content"] == blocks
+
+
 def test_structured_content_comes_as_text_too(server):
     """SHOULD (Tools › Structured Content): also return the serialized JSON in a TextContent block."""
     assert call_tool(server, "measure", {"value": 2})["result"]["content"] == [{"type": "text", "text": '{"value": 2}'}]
@@ -314,7 +448,7 @@ def test_a_title_is_listed(server):
 # ---- the demo's tools ----
 
 CHANGES_NOTHING = {"build_report", "get_weather", "get_weather_data", "execute_sql", "search", "beta_search"}
-RUNS_TWICE_LIKE_ONCE = {"connect_billing", "touch_config"}
+RUNS_TWICE_LIKE_ONCE = {"connect_billing", "finish_billing", "touch_config"}
 CALLS = {
     "build_report": {"month": "May"},
     "get_weather": {"location": "Oslo"},
@@ -327,6 +461,7 @@ CALLS = {
     "place_hold": {"title": "Emma"},
     "create_repo": {"repo": "mcp"},
     "connect_billing": {},
+    "finish_billing": {"visit": "visit_0"},
     "toggle_beta_tool": {},
     "touch_config": {},
     "beta_search": {"query": "e"},
@@ -360,3 +495,47 @@ def test_every_demo_tool_with_structured_content_declares_its_schema(demo):
             assert compile_schema(schema)(result["structuredContent"]) is None, name
             assert result["structuredContent"].keys() == schema["properties"].keys(), name
             assert json.loads(result["content"][0]["text"]) == result["structuredContent"], name
+
+
+# ---- the server with everything ----
+
+EVERYTHING = [sys.executable, "tests/official/conformance_server.py"]
+
+
+def talk(*options, calls=()):
+    """The results of these calls, over its standard input and output."""
+    lines = "".join(json.dumps(message(method, params, number)) + "\n" for number, (method, params) in enumerate(calls))
+    done = subprocess.run([*EVERYTHING, *options], input=lines, cwd=ROOT, capture_output=True, text=True,
+                          timeout=PATIENCE, check=True)
+    answers = {one["id"]: one["result"] for one in map(json.loads, done.stdout.splitlines())}
+    return [answers[number] for number in range(len(calls))]
+
+
+def test_the_server_with_everything_has_every_kind_of_content():
+    """MUST (Tools › Tool Result): text, image, audio, resource link, embedded resource; and structured values."""
+    names = ["test_multiple_content_types", "test_audio_content", "test_resource_link", "test_array_output",
+             "test_number_output", "test_nested_headers"]
+    calls = [("tools/call", {"name": name, "arguments": {}}) for name in names]
+    *results, prompt = talk("--stdio", calls=[*calls, ("prompts/get", {"name": "test_prompt_with_several_messages"})])
+    kinds = {block["type"] for result in results for block in result["content"]}
+    assert kinds == {"text", "image", "audio", "resource_link", "resource"}
+    assert [type(result.get("structuredContent")) for result in results[3:5]] == [list, int]
+    assert {one["role"] for one in prompt["messages"]} == {"user", "assistant"}
+    assert len(prompt["messages"]) > 2
+
+
+@pytest.mark.parametrize("method", ["tools/list", "prompts/list", "resources/list", "resources/templates/list"])
+def test_the_server_with_everything_pages_every_list(method):
+    """MUST (Pagination › Operations Supporting Pagination): a page of one is enough to see a client follow."""
+    (page,) = talk("--stdio", "--page-size", "1", calls=[(method, {})])
+    assert len(next(value for value in page.values() if isinstance(value, list))) == 1
+    assert ("nextCursor" in page) is (method != "resources/templates/list")
+
+
+@pytest.mark.parametrize(("options", "status"), [(["--help"], 0), (["--page-size", "0"], 2), (["--port", "x"], 2)])
+def test_the_server_with_everything_explains_itself(options, status):
+    """Choice: a client author starts it by hand, so it says how."""
+    done = subprocess.run([*EVERYTHING, *options], cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE)
+    assert done.returncode == status
+    assert "--page-size" in done.stdout + done.stderr
+    assert "Traceback" not in done.stderr

@@ -21,7 +21,7 @@ from support import (
 )
 
 import reference_server
-from reference_server import Exchange, Request, Server, Store, demo_server, takes
+from reference_server import Exchange, Request, Server, Store, takes
 
 CONFIG = "file:///project/config.json"
 ID = "io.modelcontextprotocol/subscriptionId"
@@ -38,6 +38,13 @@ MESSAGES = {
     "resourcesListChanged": "notifications/resources/list_changed",
     "resourceSubscriptions": "notifications/resources/updated",
 }
+
+
+def demo_server(step_seconds, store=None):
+    """The demo, with changes of every list to subscribe to; by itself it has those of its tools alone."""
+    server = reference_server.demo_server(step_seconds, store)
+    server.changing |= {"prompts", "resources"}
+    return server
 
 
 @pytest.fixture(scope="module")
@@ -294,7 +301,7 @@ def test_a_subscription_is_forgotten_when_its_client_goes():
             connection.send(octets(message("subscriptions/listen", {"notifications": EVERYTHING})))
             assert connection.head()[0] == 200
             assert next(connection.events())["method"] == "notifications/subscriptions/acknowledged"
-            assert len(server.server.subscriptions.open) == 1
+            assert eventually(lambda: len(server.server.subscriptions.open) == 1)
         assert eventually(lambda: not server.server.subscriptions.open)
 
 

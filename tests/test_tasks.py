@@ -547,7 +547,7 @@ def ask_about_charts(server):
     task = create(server, "build_report", MAY, capabilities=CAN_ASK)
     asked = wait_for(server, task, "input_required")
     assert asked["inputRequests"]["charts"]["params"]["requestedSchema"]["properties"] == {
-        "charts": {"type": "boolean"}
+        "charts": {"type": "boolean", "title": "Charts", "description": "one for each week"}
     }
     assert asked["statusMessage"] == "step 5 of 10"
     return task, asked

@@ -133,6 +133,10 @@ def walk_questions(client: Client) -> None:
     assert created["content"][0]["text"] == "Created ada/notes."
     asked = client.result_of("connect_billing", user="alice", capabilities=ASKS)
     visited = {"inputResponses": {"billing_key": {"action": "accept"}}, "requestState": asked["requestState"]}
+    waiting = client.result_of("connect_billing", user="alice", capabilities=ASKS, **visited)
+    assert waiting["inputRequests"] == asked["inputRequests"]
+    visit = asked["inputRequests"]["billing_key"]["params"]["url"].rpartition("/")[2]
+    client.result_of("finish_billing", {"visit": visit}, "alice")
     connected = client.result_of("connect_billing", user="alice", capabilities=ASKS, **visited)
     assert connected["content"][0]["text"].startswith("Billing is connected")
 

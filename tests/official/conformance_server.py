@@ -1,10 +1,14 @@
-"""The fixtures that the official conformance suite calls by name, built from the reference server's own parts.
+"""A server with everything that the protocol knows, to point a half-finished client at; also what the official
+conformance suite calls by name. It is built from the reference server's own parts.
 
-    python tests/official/conformance_server.py --port 0
+    python tests/official/conformance_server.py --port 3001                 Streamable HTTP; prints the URL
+    python tests/official/conformance_server.py --stdio                     one client over stdin and stdout
+    python tests/official/conformance_server.py --port 3001 --page-size 2   every list comes in pages of two
 
-prints the URL that it serves. Fixtures that are alike are rows of a table: CONTENT answers at once, ASKING asks the
-client first (multi round-trip requests). The others follow as functions. `test_simple_text` stays the first tool,
-because the suite calls the first one that is listed with no arguments.
+Content of every kind, tools that ask for one or several things, tasks that end in every way, array outputs, nested
+and integer mirrored headers, prompts of several messages. Fixtures that are alike are rows of a table: CONTENT
+answers at once, ASKING asks the client first (multi round-trip requests). The others follow as functions.
+`test_simple_text` stays the first tool, because the suite calls the first one that is listed with no arguments.
 """
 
 from __future__ import annotations
@@ -12,6 +16,7 @@ from __future__ import annotations
 import argparse
 import base64
 import json
+import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -19,11 +24,9 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from reference_server import HttpServer, Rejection, Request, Server, ToolError, elicit, input_required
+from reference_server import HttpServer, Rejection, Request, Server, ToolError, elicit, input_required, serve_stdio
 
 Json = dict[str, Any]
-
-server = Server("conformance-fixtures", "1.0.0")
 
 # ------------------------------------------------------------------------------------- content and input requests
 
@@ -41,12 +44,17 @@ def resource(uri: str, mime_type: str, words: str) -> Json:
 # One red pixel, and two samples of silence.
 PNG = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAIAAACQd1PeAAAADElEQVR4nGP4z8AAAAMBAQDJ/pLvAAAAAElFTkSuQmCC"
 WAV = "UklGRiYAAABXQVZFZm10IBAAAAABAAEAQB8AAEAfAAABAAgAZGF0YQIAAACAgA=="
+ICONS = [{"src": f"data:image/png;base64,{PNG}", "mimeType": "image/png", "sizes": ["1x1"]}]
 IMAGE = {"type": "image", "data": PNG, "mimeType": "image/png"}
 AUDIO = {"type": "audio", "data": WAV, "mimeType": "audio/wav"}
+LINK = {"type": "resource_link", "uri": "test://static-text", "name": "static-text", "mimeType": "text/plain"}
+
+server = Server("conformance-fixtures", "1.0.0", "One fixture for each thing that a client must understand.",
+                title="A server with everything", icons=ICONS)
 
 
 def sampling(question: str, max_tokens: int) -> Json:
-    """An input request for the client's model."""
+    """An input request for the client's model; sampling is deprecated by this revision, and so are roots."""
     messages = [{"role": "user", "content": text(question)}]
     return {"method": "sampling/createMessage", "params": {"messages": messages, "maxTokens": max_tokens}}
 
@@ -73,6 +81,7 @@ CONTENT: dict[str, list[Json]] = {
     "test_embedded_resource": [
         resource("test://embedded-resource", "text/plain", "This is an embedded resource content."),
     ],
+    "test_resource_link": [LINK],
     "test_multiple_content_types": [
         text("Multiple content types test:"),
         IMAGE,
@@ -109,7 +118,7 @@ def need_sampling(arguments: Json, request: Request) -> str:
     return "This client offers sampling."
 
 
-@server.tool("test_logging_tool", "Logs one line, for a client that asks for the level.", schema())
+@server.tool("test_logging_tool", "Logs one line, for a client that asks for the level (deprecated).", schema())
 def log_a_line(arguments: Json, request: Request) -> str:
     request.log("info", "The logging tool ran.")
     return "Logged, if you asked for it."
@@ -154,6 +163,31 @@ def show_region(arguments: Json, request: Request) -> str:
     return f"Region: {arguments['region']}"
 
 
+ORDER = schema(number={"type": "integer", "x-mcp-header": "Order-Number"},
+               place=schema(city={"type": "string", "x-mcp-header": "City"},
+                            indoors={"type": "boolean", "x-mcp-header": "Indoors"}))
+
+
+@server.tool("test_nested_headers", "An integer, and nested arguments, are mirrored in headers; none is required.",
+             schema(order=ORDER), title="Nested mirrored headers", icons=ICONS)
+def show_order(arguments: Json, request: Request) -> str:
+    return f"Order: {json.dumps(arguments.get('order'))}"
+
+
+USER = schema(id={"type": "string"}, name={"type": "string"}) | {"required": ["id", "name"]}
+
+
+@server.tool("test_array_output", "Its structured output is a list.", schema(),
+             output_schema={"type": "array", "items": USER})
+def list_users(arguments: Json, request: Request) -> Json:
+    return {"structuredContent": [{"id": "1", "name": "Alice"}, {"id": "2", "name": "Bob"}]}
+
+
+@server.tool("test_number_output", "Its structured output is a number.", schema(), output_schema={"type": "number"})
+def count_users(arguments: Json, request: Request) -> Json:
+    return {"structuredContent": 2, "content": [text("There are 2 users.")]}
+
+
 # --------------------------------------------------------------------------------- tools that ask the client first
 
 # Tool: its input requests, the state that travels with them, and its answer, filled in with the client's.
@@ -178,9 +212,7 @@ def usable(key: str, wanted: Json, request: Request) -> Json | None:
     """The client's answer to one input request; None while there is none that answers it."""
     if wanted["method"] != "elicitation/create":
         return request.responses.get(key)
-    content = request.accepted(key)
-    required = wanted["params"]["requestedSchema"]["required"]
-    return content if content is not None and all(name in content for name in required) else None
+    return request.accepted(key, wanted)
 
 
 def asking(requests: Json, state: Any, reply: str) -> Callable[[Json, Request], str | Json]:
@@ -194,7 +226,8 @@ def asking(requests: Json, state: Any, reply: str) -> Callable[[Json, Request], 
 
 
 for name, (requests, state, reply) in ASKING.items():
-    kinds = ", ".join(wanted["method"] for wanted in requests.values())
+    kinds = ", ".join(wanted["method"] + ("" if wanted["method"] == "elicitation/create" else " (deprecated)")
+                      for wanted in requests.values())
     server.tool(name, f"Asks the client for {kinds} before it answers.", schema())(asking(requests, state, reply))
 
 
@@ -290,6 +323,11 @@ def template_data(uri: str, values: dict[str, str], request: Request) -> str:
     return json.dumps({"id": values["id"], "templateTest": True, "data": f"Data for ID: {values['id']}"})
 
 
+@server.completion("ref/resource", "test://template/{id}/data", "id")
+def complete_id(value: str, context: dict[str, str], request: Request) -> list[str]:
+    return [number for number in map(str, range(1000)) if number.startswith(value)]
+
+
 def user(*blocks: Json) -> list[Json]:
     """One user message for each block."""
     return [{"role": "user", "content": block} for block in blocks]
@@ -327,6 +365,13 @@ def prompt_with_image(arguments: dict[str, str], request: Request) -> list[Json]
     return user(IMAGE, text("Please analyze the image above."))
 
 
+@server.prompt("test_prompt_with_several_messages", "Content of every kind, from both roles.", [],
+               title="Several messages", icons=ICONS)
+def prompt_with_messages(arguments: dict[str, str], request: Request) -> list[Json]:
+    reply = {"role": "assistant", "content": text("I see a red pixel, and hear nothing.")}
+    return [*user(text("What is this?"), IMAGE, AUDIO), reply, *user(LINK)]
+
+
 @server.prompt("test_input_required_result_prompt", "Asks for the context before it answers.", [])
 def asking_prompt(arguments: dict[str, str], request: Request) -> str | Json:
     answer = usable("user_context", CONTEXT, request)
@@ -336,8 +381,18 @@ def asking_prompt(arguments: dict[str, str], request: Request) -> str | Json:
 def main() -> None:
     """Serves the fixtures until it is stopped."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--port", type=int, default=0, help="0 picks a free one")
-    http = HttpServer(server, "127.0.0.1", parser.parse_args().port)
+    parser.add_argument("--port", type=int, default=0, help="the port on 127.0.0.1; 0 (the default) picks a free one")
+    parser.add_argument("--stdio", action="store_true", help="serve one client over stdin and stdout instead of HTTP")
+    parser.add_argument("--page-size", type=int, metavar="N", help="entries on a page of each list (default: all)")
+    options = parser.parse_args()
+    if options.page_size is not None and options.page_size < 1:
+        parser.error("--page-size must be at least 1")
+    server.page_sizes = dict.fromkeys(("tools", "resources", "resourceTemplates", "prompts"), options.page_size)
+    if options.stdio:
+        return serve_stdio(server)
+    http = HttpServer(server, "127.0.0.1", options.port)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: http.stop())
     print(f"Serving http://127.0.0.1:{http.port}/mcp", file=sys.stderr, flush=True)
     http.serve_forever()
 

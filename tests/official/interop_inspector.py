@@ -147,7 +147,10 @@ class Inspector:
         return expect("octocat" in words, words)
 
     def url_elicitation(self) -> str:
-        return self.answer(self.call("connect_billing"), "--done")
+        """Consent alone connects nothing; mcpdo lets no call through that would play the page meanwhile, so give up."""
+        elicitation = self.call("connect_billing")["elicitationPending"]["elicitationId"]
+        again = self.ask("elicitation/respond", elicitation, "--done")
+        return expect("not connected" in (words := self.answer(again, "--cancel")), words)
 
     def subscription(self) -> str:
         process = self.start("--format", "json", "@demo", "resources/subscribe", CONFIG)
@@ -163,7 +166,7 @@ class Inspector:
 
     def tasks(self) -> str:
         question = self.call("build_report", "month:=2026-08")
-        return self.answer(question, "include:=true")
+        return self.answer(question, "charts:=true")
 
 
 def run(folder: Path, target: list[str], log: Log, features: list[str]) -> list[tuple[str, str, str]]:

@@ -47,9 +47,10 @@ def methods_about(word: str, *classes: type) -> list[str]:
     return [name for cls in classes for name in dir(cls) if word in name.lower() and not name.startswith("_")]
 
 
-async def accept(params: Any) -> ElicitResult:
-    """Fills in a form with a login and yeses, and says of a URL that it has been opened."""
+async def accept(params: Any, driver: Driver) -> ElicitResult:
+    """Fills in a form with a login and yeses; opens a page and enters what it asks for, by the tool that plays it."""
     if isinstance(params, ElicitRequestURLParams):
+        await driver.text("finish_billing", visit=params.url.rpartition("/")[2])
         return ElicitResult(action="accept")
     fields = params.requested_schema["properties"].items()
     content = {name: True if field["type"] == "boolean" else "octocat" for name, field in fields}
@@ -139,7 +140,7 @@ class Driver:
         return expect("octocat" in (words := await self.text("create_repo", repo="demo")), words)
 
     async def url_elicitation(self) -> str:
-        return expect(words := await self.text("connect_billing"), words)
+        return expect("is connected" in (words := await self.text("connect_billing")), words)
 
 
 class Sdk(Driver):
@@ -148,7 +149,7 @@ class Sdk(Driver):
     def __init__(self, target: list[str]) -> None:
         over_http = target[0].startswith("http")
         server = target[0] if over_http else StdioServerParameters(command=target[0], args=target[1:])
-        self.client = mcp.Client(server, elicitation_callback=lambda context, params: accept(params))
+        self.client = mcp.Client(server, elicitation_callback=lambda context, params: accept(params, self))
 
     async def listed(self, kind: str) -> list[Any]:
         page = await getattr(self.client, f"list_{kind}")()
@@ -200,7 +201,7 @@ class Fastmcp(Driver):
 
         over_http = self.target[0].startswith("http")
         server = self.target[0] if over_http else StdioTransport(self.target[0], self.target[1:], keep_alive=False)
-        return fastmcp.Client(server, elicitation_handler=lambda message, kind, params, context: accept(params))
+        return fastmcp.Client(server, elicitation_handler=lambda message, kind, params, context: accept(params, self))
 
     async def listed(self, kind: str) -> list[Any]:
         return list(await getattr(self.client, f"list_{kind}")())

@@ -18,8 +18,11 @@ const client = new Client(
     { versionNegotiation: { mode: { pin: '2026-07-28' } }, capabilities: { elicitation: { form: {}, url: {} } } },
 );
 
-client.setRequestHandler('elicitation/create', ({ params }) => {
-    if (params.mode === 'url') return { action: 'accept' };
+client.setRequestHandler('elicitation/create', async ({ params }) => {
+    if (params.mode === 'url') {
+        await text('finish_billing', { visit: params.url.split('/').pop() }); // the tool that plays the page
+        return { action: 'accept' };
+    }
     const answers = Object.keys(params.requestedSchema.properties).map(name => [name, 'octocat']);
     return { action: 'accept', content: Object.fromEntries(answers) };
 });
@@ -104,7 +107,9 @@ const features = {
         return words;
     },
     async 'URL elicitation'() {
-        return text('connect_billing');
+        const words = await text('connect_billing');
+        assert.match(words, /is connected/);
+        return words;
     },
     async 'subscription'() {
         const tools = new Promise(seen => client.setNotificationHandler('notifications/tools/list_changed', seen));

@@ -1,4 +1,4 @@
-"""Validates every message that the demo server sends, over HTTP and over stdio, against the revision's JSON schema.
+"""Validates every message that the two servers send, over HTTP and over stdio, against the revision's JSON schema.
 
     python tests/official/validate.py [SCHEMA]        (default: ../shared/spec/schema-2026-07-28.json)
 
@@ -123,6 +123,58 @@ def walk(ask: Ask) -> None:
         ask("tools/call", tool(switch))
 
 
+LISTS = {"tools": "tools/list", "prompts": "prompts/list", "resources": "resources/list",
+         "resourceTemplates": "resources/templates/list"}
+FILLED = {"name": "Alice", "color": "blue", "ok": True, "confirm": True, "context": "a test"}
+ANSWERS: dict[str, Json] = {
+    "elicitation/create": {"action": "accept", "content": FILLED},
+    "sampling/createMessage": {"role": "assistant", "content": {"type": "text", "text": "Paris"}, "model": "m"},
+    "roots/list": {"roots": [{"uri": "file:///home", "name": "home"}]},
+}
+
+
+def walk_everything(ask: Ask) -> None:
+    """The server with everything: each entry of each list, page by page; its questions answered; its tasks awaited."""
+    able = EVERYTHING | {"sampling": {"tools": {}}, "roots": {}}
+    entries: dict[str, list[Json]] = {}
+    for key, method in LISTS.items():
+        page = ask(method, {})["result"]
+        entries[key] = page[key]
+        while "nextCursor" in page:
+            page = ask(method, {"cursor": page["nextCursor"]})["result"]
+            entries[key] += page[key]
+    asked = [("tools/call", {"name": one["name"], "arguments": {}}) for one in entries["tools"]]
+    asked += [("prompts/get", {"name": one["name"], "arguments": {
+        argument["name"]: "test://x" for argument in one["arguments"]}}) for one in entries["prompts"]]
+    asked += [("resources/read", {"uri": one["uri"]}) for one in entries["resources"]]
+    asked += [("resources/read", {"uri": "test://template/1/data"}), ("server/discover", {})]
+    reference = {"type": "ref/resource", "uri": "test://template/{id}/data"}
+    asked.append(("completion/complete", {"ref": reference, "argument": {"name": "id", "value": ""}}))
+    for method, params in asked:
+        for capabilities in ({}, able):
+            result = ask(method, params, capabilities=capabilities, progressToken="p", log_level="debug").get("result")
+            for _ in range(4):
+                if result and result["resultType"] == "input_required":
+                    answers = {key: ANSWERS[one["method"]] for key, one in result.get("inputRequests", {}).items()}
+                    retry = params | {"inputResponses": answers, "requestState": result.get("requestState")}
+                    result = ask(method, retry, capabilities=capabilities)["result"]
+            if result and result["resultType"] == "task":
+                finish_task(ask, result["taskId"], able)
+    ask("subscriptions/listen", {"notifications": FILTER})
+
+
+def finish_task(ask: Ask, task: str, capabilities: Json) -> None:
+    """Polls a task, and answers what it asks, until it has ended."""
+    deadline = time.monotonic() + PATIENCE
+    while (view := ask("tasks/get", {"taskId": task}, capabilities=capabilities)["result"])["status"] in (
+            "working", "input_required"):
+        if answers := {key: ANSWERS[one["method"]] for key, one in view.get("inputRequests", {}).items()}:
+            ask("tasks/update", {"taskId": task, "inputResponses": answers}, capabilities=capabilities)
+        if time.monotonic() > deadline:
+            raise SystemExit(f"the task {task} does not end")
+        threading.Event().wait(0.02)
+
+
 def walk_questions(ask: Ask) -> None:
     for params, key, content in (
         (tool("create_repo", repo="mcp"), "github_login", {"name": "octocat"}),
@@ -206,11 +258,15 @@ class Seen:
         return answer
 
 
+DEMO = ["reference_server.py", "--step-seconds", "0.01"]
+FIXTURES = ["tests/official/conformance_server.py", "--page-size", "3"]
+
+
 @contextmanager
-def over_http() -> Iterator[tuple[Seen, Ask, Callable[[bytes], None]]]:
-    """The demo server in a process; its open subscriptions end with it."""
+def over_http(server_command: list[str]) -> Iterator[tuple[Seen, Ask, Callable[[bytes], None]]]:
+    """A server in a process; its open subscriptions end with it."""
     seen, threads = Seen(), []
-    with HttpProcess("reference_server.py", "--step-seconds", "0.01") as server:
+    with HttpProcess(*server_command) as server:
         port = int(server.url.split(":")[2].split("/")[0])
 
         def exchange(data: bytes) -> None:
@@ -240,10 +296,10 @@ def over_http() -> Iterator[tuple[Seen, Ask, Callable[[bytes], None]]]:
 
 
 @contextmanager
-def over_stdio() -> Iterator[tuple[Seen, Ask, Callable[[bytes], None]]]:
-    """The demo server as a child; everything that it writes to its standard output is a message."""
+def over_stdio(server_command: list[str]) -> Iterator[tuple[Seen, Ask, Callable[[bytes], None]]]:
+    """A server as a child; everything that it writes to its standard output is a message."""
     seen = Seen()
-    command = [sys.executable, "reference_server.py", "--stdio", "--step-seconds", "0.01"]
+    command = [sys.executable, *server_command, "--stdio"]
     child = subprocess.Popen(
         command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
     )
@@ -366,13 +422,16 @@ def main() -> int:
     schema = json.loads(Path(sys.argv[1] if len(sys.argv) > 1 else SCHEMA).read_text())
     total, failures = {}, []
     for name, transport in (("HTTP", over_http), ("stdio", over_stdio)):
-        with transport() as (seen, ask, send):
-            walk(ask)
-            for data in BROKEN:
-                send(data)
-        total[name], problems = validate(schema, seen)
-        failures += [f"{name}: {problem}" for problem in problems]
-        print(f"{name}: {len(seen.messages)} messages, {len(problems)} problems")
+        total[name] = Counter()
+        for command, steps in ((DEMO, walk), (FIXTURES, walk_everything)):
+            with transport(command) as (seen, ask, send):
+                steps(ask)
+                for data in BROKEN:
+                    send(data)
+            counts, problems = validate(schema, seen)
+            total[name] += counts
+            failures += [f"{name}, {command[0]}: {problem}" for problem in problems]
+            print(f"{name}, {command[0]}: {len(seen.messages)} messages, {len(problems)} problems")
     for kind in sorted(total["HTTP"].keys() | total["stdio"].keys()):
         print(f"  {kind:44}{total['HTTP'][kind]:6}{total['stdio'][kind]:6}")
     print("\n".join(failures))
