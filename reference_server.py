@@ -3430,7 +3430,8 @@ def parse_command_line(arguments: list[str] | None = None) -> argparse.Namespace
         help="tool calls a second for each user, 0: no limit (default: 1000)")
     add("--max-connections", type=number_between(1, 1_000_000, int), default=4096,
         help="connections served at a time (default: 4096)")
-    add("--max-body", type=number_between(1, 1 << 30, int), default=MAX_MESSAGE, help="octets in one message (default: 1 MiB)")
+    add("--max-body", type=number_between(1, 1 << 30, int), default=MAX_MESSAGE,
+        help="octets in one message (default: 1 MiB)")
     add("--idle-timeout", type=seconds, default=30, help="seconds between two requests on a connection (default: 30)")
     add("--request-timeout", type=seconds, default=10, help="seconds for a request to arrive (default: 10)")
     add("--write-timeout", type=seconds, default=10, help="seconds for a client to read what is sent (default: 10)")
