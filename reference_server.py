@@ -174,13 +174,13 @@ class Exchange:
 
     quick = False  # answered by the thread that reads everybody's requests, where nothing may wait
     parked = False  # a subscription: no thread is its own, and `end` will end it
+    reason: str | None = None  # why it was cancelled
+    heeded = False  # the method has reported, or has looked whether it is cancelled
+    over = False  # the answer has been sent
+    thread = 0  # that runs the method
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
-        self.reason: str | None = None  # why it was cancelled
-        self.heeded = False  # the method has reported, or has looked whether it is cancelled
-        self.over = False  # the answer has been sent
-        self.thread = threading.get_ident()  # that runs the method
         self.began = self.quiet_since = time.monotonic()  # the request had come; later, when octets were last sent
 
     @property
@@ -305,7 +305,6 @@ class Endpoint(BaseHTTPRequestHandler, Exchange):
 
     def handle_one_request(self) -> None:
         """Answers it. Whatever refuses it is an answer too."""
-        self.thread = threading.get_ident()
         try:
             (self.do_POST if self.head.verb == "POST" else self.do_other)()
         except (Rejection, Refused, HeaderMismatch) as refusal:
@@ -480,7 +479,7 @@ def respond(server: Server, message: Json, exchange: Exchange, user: str,
             fields: Fields | None = None) -> Answer | None:
     """The answer to one request, whatever happens; None when nobody waits for it, or when it is a subscription's,
     which comes later. `fields`: over HTTP."""
-    request = None
+    request, exchange.thread = None, threading.get_ident()
     try:
         request = open_request(server, message, exchange, user, fields)  # 11 to 17
         result = server.methods[request.method](request)  # 18
@@ -3223,7 +3222,6 @@ class StdioTransport:
 
     def answer(self, message: Json, exchange: StdioExchange) -> None:
         """The reader or a worker: one request."""
-        exchange.thread = threading.get_ident()
         if answer := respond(self.mcp, message, exchange, self.user):
             exchange.answer(answer.body)
         elif not exchange.parked:

@@ -57,8 +57,10 @@ class ResponseWriter:
     with the connection. `streaming`: the answer has become a stream.
     """
 
+    streaming = False
+
     def __init__(self, version: str) -> None:
-        self.chunked, self.streaming = version != "HTTP/1.0", False
+        self.chunked = version != "HTTP/1.0"
 
     def answer(self, status: str, common: str, body: bytes, bodiless: bool = False) -> bytes:
         """A whole answer. `status`: code and phrase; `bodiless`: the body is only counted (rfc9110 §9.3.2, HEAD)."""
