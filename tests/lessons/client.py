@@ -37,9 +37,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import SplitResult, urlsplit
 
-if sys.version_info < (3, 11):  # noqa: UP036
-    sys.exit("client.py needs Python 3.11 or newer, this is " + sys.version.split()[0])
-
+import by_hand  # noqa: F401  (before the others: it looks at Python)
 from checks import (
     FINISHED,
     McpError,
