@@ -280,7 +280,7 @@ def test_the_spoof_makes_a_hold_only_where_headers_and_body_differ_unseen(capsys
     table = capsys.readouterr().out
     rows = [re.split(r" {2,}", line)[1:] for line in table.splitlines()[1:]]
     assert rows == [["200", "403", "200", "1"], ["200", "403", "400, -32020", "0"]]
-    assert f"```sh\nmake spoof\n```\n\n```text\n{table}```\n" in (ROOT / "README.md").read_text(encoding="utf-8")
+    assert f"```sh\nmake spoof\n```\n```text\n{table}```\n" in (ROOT / "README.md").read_text(encoding="utf-8")
 
 
 def test_the_server_warns_loudly_when_it_does_not_compare(capsys: pytest.CaptureFixture[str]) -> None:
