@@ -333,6 +333,9 @@ def test_a_refusal_is_an_error_with_all_that_was_said(answer: Answer, code: int,
         ("tools/call", {"result": {"resultType": None}}),
         ("tools/call", {"result": []}),
         ("tools/call", {"error": "no"}),
+        ("tools/call", {"error": {"code": "-32601", "message": "no"}}),
+        ("tools/call", {"error": {"code": True, "message": "no"}}),
+        ("tools/call", {"error": {"message": "no"}}),
         ("tools/call", {}),
     ],
 )
@@ -549,11 +552,15 @@ def test_an_unsupported_version_is_replaced_by_a_common_one() -> None:
 NO_LIST: list[Any] = [None, {}, {"supported": None}, {"supported": "2026-07-28"}, {"supported": [None, 7]}, [], "x"]
 
 
-@pytest.mark.parametrize(
-    "answer",
-    [unsupported("2025-11-25"), unsupported("2026-07-28"), unsupported()]
-    + [error(-32022, "400 Bad Request", data) for data in NO_LIST],
-)
+@pytest.mark.parametrize("data", NO_LIST)
+def test_an_error_about_versions_that_lists_none_surfaces(data: Any) -> None:
+    """MUST (Versioning and Compatibility › Protocol Version Negotiation): without the list nothing is guessed."""
+    with serve(error(-32022, "400 Bad Request", data)) as server, pytest.raises(McpError) as caught:
+        Client(server.url, versions=("2030-01-01", "2026-07-28")).request("ping")
+    assert caught.value.code == -32022
+
+
+@pytest.mark.parametrize("answer", [unsupported("2025-11-25"), unsupported("2026-07-28"), unsupported()])
 def test_without_a_common_version_the_error_surfaces(answer: Answer) -> None:
     """SHOULD (Versioning and Compatibility › Protocol Version Negotiation): or surface an error to the user."""
     with serve(answer) as server, pytest.raises(McpError) as caught:
@@ -690,8 +697,9 @@ def test_progress_and_log_messages_are_handed_on() -> None:
     """MUST (Progress › Progress Flow): a progress token is text or an integer. Choice: it is taken from the ids."""
     seen: list[Any] = []
     log = {"method": "notifications/message", "params": {"level": "info", "data": "hello"}}
-    other = {"method": "notifications/other"}
-    with serve(stream(progress(1, 3, "one"), log, other, progress(2.5), DONE)) as server:
+    other: list[Message] = [{"method": "notifications/other"}, {"method": "notifications/message"},
+                            {"method": "notifications/message", "params": []}]
+    with serve(stream(progress(1, 3, "one"), log, *other, progress(2.5), DONE)) as server:
         Client(server.url).call_tool("x", progress=lambda *p: seen.append(p), log_level="info", log=seen.append)
     assert seen == [(1, 3, "one"), log["params"], (2.5, None, None)]
     assert type(server.exchanges[0].meta["progressToken"]) is int
@@ -705,6 +713,14 @@ def test_without_callbacks_nothing_is_asked_for() -> None:
         Client(server.url).call_tool("x", {"a": 1})
     assert set(server.exchanges[0].meta) == {"protocolVersion", "clientInfo", "clientCapabilities"}
     assert server.exchanges[0].params["arguments"] == {"a": 1}
+
+
+@pytest.mark.parametrize("name", [{}, {"name": None}, {"name": 7}, {"name": ["x"]}])
+def test_a_tool_without_a_name_is_left_out(name: Message, capsys: pytest.CaptureFixture[str]) -> None:
+    """Choice: what cannot be called is no tool, and the others are."""
+    with serve(listed(name, {"name": "good"})) as server:
+        assert [tool["name"] for tool in Client(server.url).list_tools()] == ["good"]
+    assert capsys.readouterr().err == "left out tool '': it has no name\n"
 
 
 def test_endless_pages_are_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -825,6 +841,12 @@ def test_a_question_that_nobody_can_answer_is_an_error() -> None:
     """Choice: better than a retry that would ask again."""
     with serve(asks("q")) as server, pytest.raises(McpError, match="'q'"):
         Client(server.url).call_tool("x")
+
+
+def test_a_server_that_wants_an_answer_and_asks_nothing_is_an_error() -> None:
+    """MUST (Multi Round-Trip Requests › InputRequiredResult): input requests, a state, or both."""
+    with serve(asks()) as server, pytest.raises(McpError, match="asked nothing"):
+        Client(server.url).call_tool("x", answer=accept)
 
 
 def test_a_server_that_never_stops_asking_is_an_error() -> None:
