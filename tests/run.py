@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import IO
 
 TESTS = Path(__file__).resolve().parent
-NAMES = ("client", "lessons", "limits", "mcp_sh", "readme", "shutdown", "state", "stdio")
+NAMES = ("client", "lessons", "limits", "readme", "shutdown", "state", "stdio")
 WAITING = [TESTS / f"test_{name}.py" for name in NAMES]
 PATIENCE = 20.0  # seconds for a half to clear up after Ctrl-C
 
@@ -30,7 +30,7 @@ def start(out: IO[bytes], err: IO[bytes], *arguments: str | Path) -> subprocess.
 
 
 def stop(half: subprocess.Popen[bytes]) -> None:
-    """Waits until a half that was interrupted has cleared up; kills what has not."""
+    """Waits until a half that was interrupted has cleared up; kills one that does not."""
     try:
         half.wait(PATIENCE)
     except subprocess.TimeoutExpired:
@@ -48,7 +48,7 @@ def show(file: IO[bytes]) -> None:
 def main() -> int:
     """Runs both halves, and shows their output when both are done; the summaries come last."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    print("Running the suite: two halves side by side, some 20 seconds.", flush=True)
+    print("Running the suite, two halves side by side; their output comes when both are done.", flush=True)
     with ExitStack() as files:
         outs, errs = ([files.enter_context(tempfile.TemporaryFile()) for _ in range(2)] for _ in range(2))
         halves = [start(outs[0], errs[0], *WAITING),

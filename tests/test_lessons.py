@@ -2,6 +2,7 @@
 
 import contextlib
 import io
+import json
 import re
 import signal
 import socket
@@ -269,6 +270,46 @@ def test_a_port_that_is_none_is_refused(port: str, capsys: pytest.CaptureFixture
     with contextlib.suppress(SystemExit):
         assert gateway.main(["3000", port]) == 1
     assert re.search("cannot listen on port|invalid int value|unrecognized arguments", capsys.readouterr().err)
+
+
+# ---------------------------------------------------------------------------------------- what a newcomer is told
+
+
+def test_the_server_says_how_to_go_on_when_its_port_is_taken() -> None:
+    """Choice: on a learner's machine 3000 may well be taken; the lessons must know of the other port."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        command = [sys.executable, ROOT / "reference_server.py", "--port", str(taken.getsockname()[1])]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "--port 3005" in done.stderr and "export MCP=http://127.0.0.1:3005/mcp" in done.stderr
+
+
+def test_the_servers_help_has_an_example_and_its_options_in_groups() -> None:
+    """Choice: a learner needs five of the options and should not have to read the others to find them."""
+    command = [sys.executable, ROOT / "reference_server.py", "--help"]
+    out = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE).stdout
+    assert re.search("(?i)example", out) and "python3 reference_server.py --" in out
+    assert len(re.findall(r"(?m)^[A-Za-z][^\n]*:$", out)) >= 3  # the options themselves, and two groups
+
+
+NOVICE = {
+    "no _meta": (called() | {"params": {"name": "search", "arguments": {}}}, "protocolVersion.*clientCapabilities"),
+    "a response": ({"jsonrpc": "2.0", "id": 1, "result": {}}, "response"),
+    "initialize": ({"jsonrpc": "2.0", "id": 1, "method": "initialize", "params": {}}, "^.{0,60}2026-07-28"),
+    "an empty $META": (b'{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"search",}}', r"\$META"),
+}
+
+
+@pytest.mark.parametrize("case", NOVICE)
+def test_a_newcomers_mistake_is_answered_with_what_would_be_right(case: str) -> None:
+    """Choice: an error text that says what to do saves a search; the first half of a sentence is what is read."""
+    body, words = NOVICE[case]
+    with running(demo_server()) as server:
+        mirrored: dict[str, Any] = {} if case == "initialize" else {
+            "MCP_Protocol_Version": "2026-07-28", "Mcp_Method": "tools/call", "Mcp_Name": "search"}
+        data = octets(body if isinstance(body, bytes) else json.dumps(body).encode(), **mirrored)
+        message = server.exchange(data).message["error"]["message"]
+    assert re.search(words, message), message
 
 
 # -------------------------------------------------------------------------------------------------- the spoofed header

@@ -7,7 +7,7 @@ from contextlib import suppress
 from pathlib import Path
 from socketserver import TCPServer
 
-SCRIPT = Path(sys.argv[0]).name
+SCRIPT = "This project" if __name__ == "__main__" else Path(sys.argv[0]).name  # the Makefile runs this file alone
 
 if sys.version_info < (3, 11):  # noqa: UP036
     sys.exit(SCRIPT + " needs Python 3.11 or newer, this is " + sys.version.split()[0])
