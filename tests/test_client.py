@@ -246,6 +246,19 @@ def test_a_stream_may_end_with_its_connection() -> None:
         assert Client(server.url).request("tools/call", {"name": "x"}) == DONE["result"]
 
 
+@pytest.mark.parametrize("version", ["HTTP/1.0", "HTTP/1.1"])
+def test_an_answer_may_be_the_last_of_its_connection(version: str) -> None:
+    """RFC 9112 §9.6: a server may close after an answer; its length says that it is whole."""
+
+    def answer(exchange: Exchange) -> None:
+        body = encode_json(exchange.complete(DONE))
+        exchange.send(f"{version} 200 OK\r\nConnection: close\r\nContent-Type: application/json\r\n"
+                      f"Content-Length: {len(body)}\r\n\r\n".encode() + body)
+
+    with serve(answer) as server:
+        assert Client(server.url).request("tools/call", {"name": "x"}) == DONE["result"]
+
+
 def test_the_response_ends_a_stream_that_the_server_keeps_open() -> None:
     """SHOULD (Streamable HTTP › Receiving Messages): the response terminates the stream."""
     with serve(held_open(DONE)) as server:

@@ -173,7 +173,7 @@ class ResponseStream:
 
     def _pieces(self, response: http.client.HTTPResponse) -> Iterator[bytes]:
         # spec: Cancellation › Timeouts: SHOULD always enforce a maximum timeout, regardless of progress
-        while not self.closed:
+        while not self.closed and not response.isclosed():  # http.client closes the socket behind a last answer
             left = self._deadline - time.monotonic()
             if left <= 0:
                 raise TimeoutError("timed out")
