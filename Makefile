@@ -1,20 +1,17 @@
 # Everything that is fetched lands in ignored folders: .venv (pytest alone) and .cache (tools, official suite, clients).
 PYTHON ?= python3
-# PYTHONMALLOC: the development mode's allocator checks C code, of which there is none here.
-PYTEST := PYTHONMALLOC=default .venv/bin/python -X dev -W error -m pytest -q
-# Those that wait for processes. They stay in the foreground, because a shell has its background jobs ignore Ctrl-C.
-WAITING := $(addprefix tests/test_,client.py lessons.py limits.py readme.py shutdown.py state.py stdio.py)
 TOOLS := .cache/tools/bin
 
-.PHONY: run test lint spoof three-ways handles nginx bench hang-ups slow-clients fuzz soak stress schemas conformance interop
+.PHONY: help run test lint spoof three-ways cuts handles nginx bench hang-ups slow-clients fuzz soak stress schemas conformance interop
+
+help:           ## this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s  %s\n", $$1, $$2 }' Makefile
 
 run:            ## serve http://127.0.0.1:3000/mcp
 	$(PYTHON) reference_server.py
 
-test: .venv/done   ## the suite, in under 20 seconds: half of it beside the other half
-	@$(PYTEST) tests $(addprefix --ignore=,$(WAITING)) > .venv/others.log 2>&1 & others=$$!; \
-	$(PYTEST) $(WAITING) > .venv/waiting.log 2>&1; waiting=$$?; \
-	wait $$others; others=$$?; cat .venv/waiting.log .venv/others.log; exit $$((waiting + others))
+test: .venv/done   ## the suite, in some 20 seconds
+	@.venv/bin/python tests/run.py
 
 lint: .cache/tools/done   ## ruff, mypy --strict
 	$(TOOLS)/ruff check .
@@ -22,6 +19,9 @@ lint: .cache/tools/done   ## ruff, mypy --strict
 
 spoof:          ## a spoofed header, before a server that compares it with the body and one that does not
 	$(PYTHON) tests/lessons/spoof.py
+
+cuts:           ## a stream of three events, cut at each of its places
+	$(PYTHON) tests/lessons/cuts.py
 
 three-ways:     ## one slow call over stdio, over this revision's HTTP and over the last one's
 	$(PYTHON) tests/lessons/three_ways.py
@@ -61,6 +61,7 @@ interop:        ## the official clients, unmodified; needs npm and the network
 	$(PYTHON) tests/official/interop.py
 
 .venv/done:
+	@$(PYTHON) tests/lessons/by_hand.py
 	$(PYTHON) -m venv .venv
 	.venv/bin/pip install --quiet "pytest>=9,<10"
 	touch $@

@@ -449,7 +449,8 @@ def parse_message(octets: bytes) -> Json:
     try:
         message = sse.decode_json(octets)
     except ValueError as broken:
-        raise Rejection(PARSE_ERROR, f"This is no JSON text: {broken}", rule="Overview › Messages") from None
+        hint = " (is $META empty? source tests/lessons/mcp.sh)" if b",}" in octets else ""
+        raise Rejection(PARSE_ERROR, f"This is no JSON text: {broken}{hint}", rule="Overview › Messages") from None
     readable = isinstance(message, dict) and type(message.get("id")) in (str, int)
     problem = check_shape(message)
     rule = "Overview › Requests"

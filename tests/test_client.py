@@ -49,7 +49,7 @@ class Exchange:
             body += self._receive()
         self.message: Message = json.loads(body)
         self.params: Message = self.message["params"]
-        self.meta = {key.removeprefix(META): value for key, value in self.params["_meta"].items()}
+        self.meta = {key.removeprefix(META): value for key, value in self.params.get("_meta", {}).items()}
 
     def _receive(self) -> bytes:
         octets = self.connection.recv(1 << 16)
@@ -74,6 +74,7 @@ class Server:
         self.script = script
         self.exchanges: list[Exchange] = []
         self.asked = threading.Event()  # the first request has come
+        self.came = threading.Semaphore(0)  # once for each request that has come
         self.hung_up = threading.Event()  # the client closed a connection that the script held open
         self._listener = socket.create_server(("127.0.0.1", 0))
         self._listener.settimeout(WAIT)
@@ -89,6 +90,7 @@ class Server:
                     exchange = Exchange(connection)
                     self.exchanges.append(exchange)
                     self.asked.set()
+                    self.came.release()
                     answer(exchange)
                     if answer.__name__ == "hold":
                         self.hung_up.set()
@@ -101,6 +103,10 @@ class Server:
         self._thread.join(WAIT + 1)
         assert not self._thread.is_alive()
         assert len(self.exchanges) == len(self.script), "not every scripted answer was asked for"
+
+    def asked_for(self, count: int) -> bool:
+        """Whether so many requests come within WAIT each."""
+        return all(self.came.acquire(timeout=WAIT) for _ in range(count))
 
     @property
     def ids(self) -> list[int]:
@@ -139,10 +145,11 @@ def stream(*messages: Message, end: bytes = LAST_CHUNK) -> Answer:
 
     def answer(exchange: Exchange) -> None:
         exchange.send(STREAM_HEAD + encode_chunk(KEEP_ALIVE))
-        for message in messages:
-            event = encode_event(exchange.complete(message))
-            exchange.send(encode_chunk(event[:9]) + encode_chunk(event[9:]) + encode_chunk(KEEP_ALIVE))
-        exchange.send(end)
+        with suppress(ConnectionError):  # a client that has its response hangs up, whatever is still to come
+            for message in messages:
+                event = encode_event(exchange.complete(message))
+                exchange.send(encode_chunk(event[:9]) + encode_chunk(event[9:]) + encode_chunk(KEEP_ALIVE))
+            exchange.send(end)
 
     return answer
 
@@ -239,6 +246,19 @@ def test_a_stream_may_end_with_its_connection() -> None:
         assert Client(server.url).request("tools/call", {"name": "x"}) == DONE["result"]
 
 
+@pytest.mark.parametrize("version", ["HTTP/1.0", "HTTP/1.1"])
+def test_an_answer_may_be_the_last_of_its_connection(version: str) -> None:
+    """RFC 9112 §9.6: a server may close after an answer; its length says that it is whole."""
+
+    def answer(exchange: Exchange) -> None:
+        body = encode_json(exchange.complete(DONE))
+        exchange.send(f"{version} 200 OK\r\nConnection: close\r\nContent-Type: application/json\r\n"
+                      f"Content-Length: {len(body)}\r\n\r\n".encode() + body)
+
+    with serve(answer) as server:
+        assert Client(server.url).request("tools/call", {"name": "x"}) == DONE["result"]
+
+
 def test_the_response_ends_a_stream_that_the_server_keeps_open() -> None:
     """SHOULD (Streamable HTTP › Receiving Messages): the response terminates the stream."""
     with serve(held_open(DONE)) as server:
@@ -326,6 +346,9 @@ def test_a_refusal_is_an_error_with_all_that_was_said(answer: Answer, code: int,
         ("tools/call", {"result": {"resultType": None}}),
         ("tools/call", {"result": []}),
         ("tools/call", {"error": "no"}),
+        ("tools/call", {"error": {"code": "-32601", "message": "no"}}),
+        ("tools/call", {"error": {"code": True, "message": "no"}}),
+        ("tools/call", {"error": {"message": "no"}}),
         ("tools/call", {}),
     ],
 )
@@ -493,44 +516,23 @@ def listed(*tools: Message, **page: Any) -> Answer:
     return result(tools=[{"inputSchema": {"type": "object"}} | tool for tool in tools], **page)
 
 
-@pytest.mark.parametrize(
-    ("annotations", "safe"),
-    [
-        ({"idempotentHint": True}, True),
-        ({"readOnlyHint": True}, True),
-        ({"readOnlyHint": False, "idempotentHint": False}, False),
-        ({"idempotentHint": "true"}, False),
-        ({"destructiveHint": False}, False),
-        ({}, False),
-    ],
-)
-def test_a_tool_is_called_again_only_if_it_was_listed_as_safe_to_repeat(annotations: Message, safe: bool) -> None:
-    """Choice: after a broken stream nobody knows whether the tool has run."""
-    again = [result(content=[])] if safe else []
-    with serve(listed({"name": "x", "annotations": annotations}), octets(b""), *again) as server:
-        client = Client(server.url)
-        client.list_tools()
-        if safe:
-            assert client.call_tool("x")["content"] == []
-        else:
-            with pytest.raises(BrokenStream):
-                client.call_tool("x")
-
-
-def test_a_safe_tool_is_called_once_if_the_caller_says_so() -> None:
-    """Choice: the parameter goes before the annotation."""
-    with serve(listed({"name": "x", "annotations": {"readOnlyHint": True}}), octets(b"")) as server:
+@pytest.mark.parametrize("annotations", [{"idempotentHint": True}, {"readOnlyHint": True}, {}])
+def test_a_broken_call_is_not_repeated_whatever_the_tool_says_of_itself(annotations: Message) -> None:
+    """MUST (Tools › Tool): annotations are untrusted; after a broken stream nobody knows whether the tool has run."""
+    with serve(listed({"name": "x", "annotations": annotations}), octets(b"")) as server:
         client = Client(server.url)
         client.list_tools()
         with pytest.raises(BrokenStream):
-            client.call_tool("x", reissue=0)
+            client.call_tool("x")
 
 
-@pytest.mark.parametrize("reissue", [None, 0])
-def test_a_tool_that_was_never_listed_is_called_once(reissue: int | None) -> None:
-    """Choice: no annotations, no repetition."""
-    with serve(octets(b"")) as server, pytest.raises(BrokenStream):
-        Client(server.url).call_tool("x", reissue=reissue)
+@pytest.mark.parametrize("option", [[], ["--retry"]])
+def test_the_user_may_say_that_a_broken_call_is_repeated(option: list[str]) -> None:
+    """Choice: only who calls knows whether a tool may run twice."""
+    again = [result(content=[])] if option else []
+    with serve(listed({"name": "x"}), octets(b""), *again) as server:
+        assert lesson.main([*option, server.url, "x"]) == (0 if option else 1)
+    assert len(set(server.ids)) == len(server.ids)
 
 
 def test_a_caller_may_say_how_often_a_tool_is_called_again() -> None:
@@ -560,11 +562,22 @@ def test_an_unsupported_version_is_replaced_by_a_common_one() -> None:
     assert len(set(server.ids)) == 3
 
 
+NO_LIST: list[Any] = [None, {}, {"supported": None}, {"supported": "2026-07-28"}, {"supported": [None, 7]}, [], "x"]
+
+
+@pytest.mark.parametrize("data", NO_LIST)
+def test_an_error_about_versions_that_lists_none_surfaces(data: Any) -> None:
+    """MUST (Versioning and Compatibility › Protocol Version Negotiation): without the list nothing is guessed."""
+    with serve(error(-32022, "400 Bad Request", data)) as server, pytest.raises(McpError) as caught:
+        Client(server.url, versions=("2030-01-01", "2026-07-28")).request("ping")
+    assert caught.value.code == -32022
+
+
 @pytest.mark.parametrize("answer", [unsupported("2025-11-25"), unsupported("2026-07-28"), unsupported()])
 def test_without_a_common_version_the_error_surfaces(answer: Answer) -> None:
     """SHOULD (Versioning and Compatibility › Protocol Version Negotiation): or surface an error to the user."""
     with serve(answer) as server, pytest.raises(McpError) as caught:
-        Client(server.url).request("ping")
+        Client(server.url, versions=("2030-01-01", "2027-01-01")).request("ping")
     assert caught.value.code == -32022
 
 
@@ -581,9 +594,6 @@ DISCOVERED = {"supportedVersions": ["2026-07-28"], "capabilities": {}}
         (error(-32021, "400 Bad Request"), "modern"),
         (error(-32601, "404 Not Found"), "modern"),
         (error(-32020, "405 Method Not Allowed"), "modern"),
-        (plain("400 Bad Request"), "legacy"),
-        (plain("404 Not Found", "not found"), "legacy"),
-        (plain("405 Method Not Allowed"), "legacy"),
         (error(-32000, "400 Bad Request"), "legacy"),
         (error(-32600, "400 Bad Request"), "legacy"),
         (error(-32001, "404 Not Found"), "legacy"),
@@ -597,6 +607,36 @@ def test_the_body_tells_a_servers_era(answer: Answer, expected: str) -> None:
     with serve(answer) as server:
         assert era(server.url) == expected
     assert server.methods == ["server/discover"]
+
+
+OLD = {"result": {"protocolVersion": "2025-11-25", "capabilities": {}, "serverInfo": {"name": "x", "version": "1"}}}
+
+
+@pytest.mark.parametrize("status", ["400 Bad Request", "404 Not Found", "405 Method Not Allowed"])
+@pytest.mark.parametrize(
+    ("second", "expected"),
+    [
+        (reply(OLD), "legacy"),
+        (stream(OLD), "legacy"),
+        (error(-32602, "400 Bad Request"), "legacy"),
+        (plain("404 Not Found", "not found"), "neither"),
+        (octets(b""), "neither"),
+    ],
+)
+def test_a_refusal_without_a_body_is_followed_by_initialize(status: str, second: Answer, expected: str) -> None:
+    """SHOULD (Streamable HTTP › Backward Compatibility): fall back to initialize; a bare 404 may be no MCP server."""
+    with serve(plain(status, "no"), second) as server:
+        verdict, reason = lesson.judge_era(server.url)
+    assert (verdict, server.methods) == (expected, ["server/discover", "initialize"])
+    assert f"HTTP {status}: no" in reason
+    assert "mcp-protocol-version" not in server.exchanges[1].headers
+
+
+def test_the_command_line_says_the_era_and_why(capsys: pytest.CaptureFixture[str]) -> None:
+    """Choice: a verdict without its reason teaches nothing."""
+    with serve(result(**DISCOVERED)) as server:
+        assert lesson.main(["--era", server.url]) == 0
+    assert capsys.readouterr().out == "modern: server/discover says that it speaks 2026-07-28\n"
 
 
 @pytest.mark.parametrize("status", ["401 Unauthorized", "403 Forbidden", "500 Oh", "503 Wait", "200 OK"])
@@ -670,8 +710,9 @@ def test_progress_and_log_messages_are_handed_on() -> None:
     """MUST (Progress › Progress Flow): a progress token is text or an integer. Choice: it is taken from the ids."""
     seen: list[Any] = []
     log = {"method": "notifications/message", "params": {"level": "info", "data": "hello"}}
-    other = {"method": "notifications/other"}
-    with serve(stream(progress(1, 3, "one"), log, other, progress(2.5), DONE)) as server:
+    other: list[Message] = [{"method": "notifications/other"}, {"method": "notifications/message"},
+                            {"method": "notifications/message", "params": []}]
+    with serve(stream(progress(1, 3, "one"), log, *other, progress(2.5), DONE)) as server:
         Client(server.url).call_tool("x", progress=lambda *p: seen.append(p), log_level="info", log=seen.append)
     assert seen == [(1, 3, "one"), log["params"], (2.5, None, None)]
     assert type(server.exchanges[0].meta["progressToken"]) is int
@@ -685,6 +726,84 @@ def test_without_callbacks_nothing_is_asked_for() -> None:
         Client(server.url).call_tool("x", {"a": 1})
     assert set(server.exchanges[0].meta) == {"protocolVersion", "clientInfo", "clientCapabilities"}
     assert server.exchanges[0].params["arguments"] == {"a": 1}
+
+
+@pytest.mark.parametrize("name", [{}, {"name": None}, {"name": 7}, {"name": ["x"]}])
+def test_a_tool_without_a_name_is_left_out(name: Message, capsys: pytest.CaptureFixture[str]) -> None:
+    """Choice: what cannot be called is no tool, and the others are."""
+    with serve(listed(name, {"name": "good"})) as server:
+        assert [tool["name"] for tool in Client(server.url).list_tools()] == ["good"]
+    assert capsys.readouterr().err == "left out tool '': it has no name\n"
+
+
+def test_endless_pages_are_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Choice: a client must come to an end even if every page has a new cursor."""
+    monkeypatch.setattr(lesson, "MAX_PAGES", 3)
+    pages = [listed(nextCursor=str(number)) for number in range(3)]
+    with serve(*pages) as server, pytest.raises(McpError, match="more than 3 pages"):
+        Client(server.url).list_tools()
+
+
+def test_a_huge_answer_is_not_read_to_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Choice: no server fills this client's memory."""
+    monkeypatch.setattr(lesson, "MAX_MESSAGE", 1000)
+    with serve(result(content=["x" * 2000])) as server, pytest.raises(BrokenStream, match="more than 1000 octets"):
+        Client(server.url).call_tool("x")
+
+
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "n": {"type": ["integer", "null"]},
+        "list": {"type": "array", "items": {"enum": ["a", "b"]}},
+        "fixed": {"const": 1},
+    },
+    "required": ["n"],
+    "additionalProperties": {"type": "string"},
+}
+
+
+@pytest.mark.parametrize(
+    ("structured", "problem"),
+    [
+        ({"n": 1}, ""),
+        ({"n": 1.0, "list": ["a", "b"], "fixed": 1, "more": "x"}, ""),
+        ({"n": None}, ""),
+        ({"n": "1"}, "structuredContent.n is not of type ['integer', 'null']"),
+        ({"n": 1.5}, "structuredContent.n is not of type"),
+        ({"n": True}, "structuredContent.n is not of type"),
+        ({}, "structuredContent.n is missing"),
+        ([], "structuredContent is not of type object"),
+        ({"n": 1, "list": ["a", "c"]}, "structuredContent.list[1] is none of ['a', 'b']"),
+        ({"n": 1, "fixed": 2}, "structuredContent.fixed is not 1"),
+        ({"n": 1, "more": 7}, "structuredContent.more is not of type string"),
+    ],
+)
+def test_a_result_is_checked_against_the_output_schema(structured: Any, problem: str) -> None:
+    """SHOULD (Tools › Output Schema): clients validate structured results against this schema."""
+    answer = result(content=[], structuredContent=structured)
+    with serve(listed({"name": "x", "outputSchema": SCHEMA}), answer) as server:
+        client = Client(server.url)
+        client.list_tools()
+        if problem:
+            with pytest.raises(McpError) as caught:
+                client.call_tool("x")
+            assert problem in str(caught.value)
+        else:
+            assert client.call_tool("x")["structuredContent"] == structured
+
+
+@pytest.mark.parametrize(("members", "fine"), [({}, False), ({"isError": True}, True)])
+def test_a_tool_with_an_output_schema_returns_something_to_check(members: Message, fine: bool) -> None:
+    """MUST (Tools › Output Schema): servers provide structured results; an error is none."""
+    with serve(listed({"name": "x", "outputSchema": SCHEMA}), result(content=[], **members)) as server:
+        client = Client(server.url)
+        client.list_tools()
+        if fine:
+            assert client.call_tool("x")["isError"]
+        else:
+            with pytest.raises(McpError, match="structuredContent is missing"):
+                client.call_tool("x")
 
 
 # ------------------------------------------------------------------------------------------ multi round trips
@@ -737,6 +856,12 @@ def test_a_question_that_nobody_can_answer_is_an_error() -> None:
         Client(server.url).call_tool("x")
 
 
+def test_a_server_that_wants_an_answer_and_asks_nothing_is_an_error() -> None:
+    """MUST (Multi Round-Trip Requests › InputRequiredResult): input requests, a state, or both."""
+    with serve(asks()) as server, pytest.raises(McpError, match="asked nothing"):
+        Client(server.url).call_tool("x", answer=accept)
+
+
 def test_a_server_that_never_stops_asking_is_an_error() -> None:
     """Choice: MAY ask on many attempts (Multi Round-Trip Requests), but not for ever."""
     script = [asks("q")] * (lesson.MAX_ROUNDS + 1)
@@ -764,11 +889,26 @@ def test_a_task_is_polled_at_the_servers_pace_until_it_is_complete() -> None:
         client = Client(server.url, wait=waits.append)
         answer = client.call_tool("x", on_task=lambda state: states.append(state["status"]))
     assert answer == {"content": [7]}
-    assert waits == [0.01, 0.25, 1.0]
+    assert waits == [0.1, 0.25, 1.0]
     assert states == ["working", "working", "working", "completed"]
     assert server.methods == ["tools/call", "tasks/get", "tasks/get", "tasks/get"]
     assert {exchange.params["taskId"] for exchange in server.exchanges[1:]} == {"t ü"}
     assert {exchange.headers["mcp-name"] for exchange in server.exchanges[1:]} == {"=?base64?dCDDvA==?="}
+
+
+@pytest.mark.parametrize(
+    ("given", "waited"),
+    [
+        (0, 0.1), (1, 0.1), (99, 0.1), (100, 0.1), (2500, 2.5), (60_000, 60.0), (60_001, 60.0), (1e300, 60.0),
+        (None, 1.0), (-1, 1.0), ("500", 1.0), (True, 1.0), ([], 1.0), ({}, 1.0), (10**400, 1.0),
+    ],
+)  # fmt: skip
+def test_the_pace_of_polling_has_a_floor_a_ceiling_and_a_default(given: Any, waited: float) -> None:
+    """SHOULD (Tasks Extension › Task Polling): respect pollIntervalMs. Choice: no server sets this client spinning."""
+    waits: list[float] = []
+    with serve(task(resultType="task", pollIntervalMs=given), COMPLETED) as server:
+        Client(server.url, wait=waits.append).call_tool("x")
+    assert waits == [waited]
 
 
 def test_a_tasks_questions_are_answered_once_each() -> None:
@@ -842,7 +982,7 @@ def test_ctrl_c_cancels_the_task_that_is_followed() -> None:
 
 # ------------------------------------------------------------------------------------------ subscriptions
 
-ACKNOWLEDGED = {"method": "notifications/subscriptions/acknowledged", "params": {"notifications": {}}}
+ACKNOWLEDGED: Message = {"method": "notifications/subscriptions/acknowledged", "params": {"notifications": {}}}
 CHANGED = {"method": "notifications/tools/list_changed", "params": {}}
 
 
@@ -869,6 +1009,33 @@ def test_a_refused_subscription_is_an_error() -> None:
         list(Client(server.url).listen({"taskIds": ["x"]}))
 
 
+@pytest.mark.parametrize(
+    ("asked", "granted", "lines"),
+    [
+        ({"toolsListChanged": True}, {"toolsListChanged": True}, []),
+        ({"toolsListChanged": True}, {}, ["asked for and not granted: toolsListChanged"]),
+        ({"toolsListChanged": True}, {"toolsListChanged": False}, ["asked for and not granted: toolsListChanged"]),
+        ({}, {"promptsListChanged": True}, ["granted and not asked for: promptsListChanged"]),
+        ({"resourceSubscriptions": ["a", "b"]}, {"resourceSubscriptions": ["b", "c", 7]},
+         ["asked for and not granted: resourceSubscriptions a", "granted and not asked for: resourceSubscriptions c"]),
+    ],
+)  # fmt: skip
+def test_what_was_granted_is_compared_with_what_was_asked(
+    asked: Message, granted: Message, lines: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """MUST (Subscriptions › Acknowledgment): the first message says what will come; silence is no promise."""
+    acknowledged = {"method": ACKNOWLEDGED["method"], "params": {"notifications": granted}}
+    with serve(stream(acknowledged, {"result": {}})) as server:
+        assert len(list(Client(server.url).listen(asked))) == 1
+    assert capsys.readouterr().err.splitlines() == lines
+
+
+def test_a_subscription_that_begins_without_an_acknowledgment_is_an_error() -> None:
+    """MUST (Subscriptions › Acknowledgment): it is the first message."""
+    with serve(stream(CHANGED, ACKNOWLEDGED)) as server, pytest.raises(McpError, match="acknowledgment"):
+        list(Client(server.url).listen({"toolsListChanged": True}))
+
+
 def test_who_stops_listening_hangs_up() -> None:
     """MUST (Cancellation › Transport-Specific Cancellation): a subscription too ends with its stream."""
     with serve(held_open(ACKNOWLEDGED)) as server:
@@ -893,12 +1060,12 @@ def test_the_command_line_calls_a_tool_for_a_user(
 ) -> None:
     """Choice: the result is on stdout, progress on stderr, the user is $MCP_USER as in mcp.sh."""
     monkeypatch.setenv("MCP_USER", "bob")
-    with serve(stream(progress(1, 2, "half"), DONE)) as server:
+    with serve(listed({"name": "x"}), stream(progress(1, 2, "half"), DONE)) as server:
         assert lesson.main([server.url, "x", '{"a": "ü"}']) == 0
     out, err = capsys.readouterr()
     assert (json.loads(out), err) == (DONE["result"], "1/2 half\n")
-    assert server.exchanges[0].params["arguments"] == {"a": "ü"}
-    assert server.exchanges[0].headers["authorization"] == "Bearer bob"
+    assert server.exchanges[1].params["arguments"] == {"a": "ü"}
+    assert server.exchanges[1].headers["authorization"] == "Bearer bob"
 
 
 def test_on_a_terminal_progress_is_a_bar(
@@ -930,14 +1097,14 @@ def test_a_failure_is_one_line_and_an_exit_status(
     answer: Answer, arguments: str, line: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Choice: no traceback for what a server or a network does."""
-    with serve(answer) as server:
+    with serve(listed({"name": "x"}), answer) as server:
         assert lesson.main([server.url, "x", arguments]) == 1
     err = capsys.readouterr().err
     assert err.startswith(line)
     assert err.count("\n") == (1 if line else 0)
 
 
-@pytest.mark.parametrize("arguments", [[], ["a", "b", "{}", "c"]])
+@pytest.mark.parametrize("arguments", [[], ["a", "b", "{}", "c"], ["--era"], ["--era", "a", "b"], ["--unheard-of"]])
 def test_a_wrong_command_line_is_told_how_it_is_used(
     arguments: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -955,21 +1122,21 @@ def test_a_task_is_shown_and_ctrl_c_says_that_it_was_cancelled(
         raise KeyboardInterrupt
 
     monkeypatch.setattr(lesson, "Client", partial(Client, wait=interrupt))
-    with serve(task(resultType="task", statusMessage="step 1"), result()) as server:
+    with serve(listed({"name": "x"}), task(resultType="task", statusMessage="step 1"), result()) as server:
         assert lesson.main([server.url, "x", "--tasks"]) == 130
     expected = "task t ü: working step 1\nasked the server to cancel task t ü\n"
     assert capsys.readouterr().err == expected
-    assert server.exchanges[0].meta["clientCapabilities"]["extensions"] == {META + "tasks": {}}
+    assert server.exchanges[1].meta["clientCapabilities"]["extensions"] == {META + "tasks": {}}
 
 
 @pytest.mark.skipif(os.name == "nt", reason="needs POSIX signals")
 @pytest.mark.parametrize("messages", [[], [progress(1, 2)]], ids=["before the head", "in the stream"])
 def test_ctrl_c_hangs_up_and_says_so(messages: list[Message]) -> None:
     """MUST (Cancellation › Transport-Specific Cancellation): no notification is needed, the hang-up says it."""
-    with serve(held_open(*messages)) as server:
+    with serve(listed({"name": "x"}), held_open(*messages)) as server:
         command = [sys.executable, str(LESSONS / "client.py"), server.url, "x"]
         with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
-            assert server.asked.wait(WAIT)
+            assert server.asked_for(2)
             process.send_signal(signal.SIGINT)
             out, err = process.communicate(timeout=WAIT)
         assert server.hung_up.wait(WAIT)
@@ -1076,7 +1243,7 @@ def test_a_result_is_printed_below_the_bar(
 ) -> None:
     """Choice: on a terminal, stdout and stderr meet."""
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
-    with serve(stream(progress(1, 2), DONE)) as server:
+    with serve(listed({"name": "x"}), stream(progress(1, 2), DONE)) as server:
         assert lesson.main([server.url, "x"]) == 0
     assert capfd.readouterr().err.endswith("\x1b[K\n")
 
@@ -1085,7 +1252,206 @@ def test_the_command_line_answers_questions(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """MUST (Elicitation › Capabilities): declared with both modes, because the terminal can do both."""
-    with serve(asks("q", requestState="s"), result(content=[])) as server, typing(monkeypatch, "y"):
+    script = [listed({"name": "x"}), asks("q", requestState="s"), result(content=[])]
+    with serve(*script) as server, typing(monkeypatch, "y"):
         assert lesson.main([server.url, "x"]) == 0
-    assert server.exchanges[0].meta["clientCapabilities"] == {"elicitation": {"form": {}, "url": {}}}
-    assert server.exchanges[1].params["inputResponses"] == {"q": {"action": "accept", "content": {}}}
+    assert server.exchanges[1].meta["clientCapabilities"] == {"elicitation": {"form": {}, "url": {}}}
+    assert server.exchanges[2].params["inputResponses"] == {"q": {"action": "accept", "content": {}}}
+
+
+# ------------------------------------------------------------------------------------------ whatever a server says
+
+NESTED: Any = "x"
+for _ in range(90):
+    NESTED = [NESTED]
+INSTEAD: dict[str, Any] = {"null": None, "text": "x", "number": 7, "true": True, "list": [], "object": {},
+                           "huge": 10**400, "long": "x" * 100_000, "nested": NESTED}
+ABSENT = object()
+
+TASK_STATE: Message = {"taskId": "t", "status": "working", "ttlMs": None, "pollIntervalMs": 1, "statusMessage": "one"}
+TOOL: Message = {
+    "name": "x",
+    "description": "text",
+    "inputSchema": {"type": "object", "properties": {"a": {"type": "string", "x-mcp-header": "A"}}},
+    "outputSchema": {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]},
+}
+URL_PAGE: Message = {"mode": "url", "message": "Sign in", "url": "https://example.com/x"}
+RESULT: Message = {"resultType": "complete", "content": [{"type": "text", "text": "x"}], "structuredContent": {"n": 1}}
+
+
+def asking(params: Message) -> Message:
+    return {"method": "elicitation/create", "params": params}
+
+
+# What a well-behaved server sends, by method; several messages are a stream, and the last answer is given again.
+GOOD: dict[str, list[list[Message]]] = {
+    "server/discover": [[{"result": {"resultType": "complete", "supportedVersions": ["2026-07-28"]}}]],
+    "tools/list": [[{"result": {"resultType": "complete", "tools": [TOOL], "nextCursor": "2"}}],
+                   [{"result": {"resultType": "complete", "tools": []}}]],
+    "tools/call": [[progress(1, 2, "half"), {"method": "notifications/message", "params": {"level": "info", "data": 1}},
+                    {"result": {"resultType": "input_required", "requestState": "s",
+                                "inputRequests": {"q": asking(FORM), "r": asking(URL_PAGE)}}}],
+                   [{"result": {"resultType": "task"} | TASK_STATE}],
+                   [{"result": RESULT}]],
+    "tasks/get": [[{"result": {"resultType": "complete"} | TASK_STATE | {"status": "input_required",
+                                                                         "inputRequests": {"k": asking(FORM)}}}],
+                  [{"result": {"resultType": "complete"} | TASK_STATE | {"status": "completed", "result": RESULT}}]],
+    "tasks/update": [[{"result": {"resultType": "complete"}}]],
+    "subscriptions/listen": [[ACKNOWLEDGED | {"params": {"notifications": {"toolsListChanged": True}}}, CHANGED,
+                              {"result": {"resultType": "complete"}}]],
+}  # fmt: skip
+REFUSALS: dict[str, list[list[Message]]] = {
+    "tools/list": [[{"error": {"code": -32022, "message": "no", "data": {"supported": ["1"], "requested": "2"}}}]],
+    "tools/call": [[{"error": {"code": -32603, "message": "no", "data": {"x": 1}}}]],
+    "tasks/get": [[{"result": {"resultType": "complete"} | TASK_STATE | {"status": "failed",
+                                                                         "error": {"code": -1, "message": "no"}}}]],
+}  # fmt: skip
+
+
+def variants(value: Any) -> Iterator[tuple[str, Any]]:
+    """The value with one member, however deep, left out or replaced; and where and how."""
+    yield from {**INSTEAD, "absent": ABSENT}.items()
+    members = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, member in members:
+        for where, changed in variants(member):
+            copy = value.copy()
+            if changed is not ABSENT:
+                copy[key] = changed
+            elif isinstance(copy, dict):
+                del copy[key]
+            else:
+                continue
+            yield f"{key} {where}", copy
+
+
+class Told:
+    """In place of ResponseStream: the messages that the script has for the method. Each may be asked 50 times."""
+
+    script: dict[str, list[list[Message]]]
+    asked: list[str]
+    status = 200
+
+    def __init__(self, url: str, message: Message, headers: Message, timeout: float | None) -> None:
+        method = message["method"]
+        self.asked.append(method)
+        assert len(self.asked) < 50, "the client does not come to an end"
+        answers = self.script.get(method, [[{"error": {"code": -32601, "message": "no"}}]])
+        self.messages = answers[min(self.asked.count(method), len(answers)) - 1]
+
+    def __enter__(self) -> "Told":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def __iter__(self) -> Iterator[Message]:
+        for one in self.messages:
+            yield lesson.decode_message(encode_json({"jsonrpc": "2.0", "id": 1} | one))
+
+
+def outcome(script: dict[str, list[list[Message]]], arguments: list[str]) -> int:
+    """The exit status of the command line against a script; for no arguments, of listening."""
+    Told.script, Told.asked = script, []
+    if arguments:
+        return lesson.main([arguments[0], "http://127.0.0.1:1/", *arguments[1:]])
+    try:
+        return len(list(Client("http://127.0.0.1:1/").listen({"toolsListChanged": True}))) and 0
+    except McpError as refused:
+        print(f"McpError: {refused}", file=sys.stderr)
+        return 1
+
+
+READ = {
+    "server/discover": ["--era"],
+    "tools/list": ["--tasks", "x"],
+    "tools/call": ["--tasks", "x"],
+    "tasks/get": ["--tasks", "x"],
+    "tasks/update": ["--tasks", "x"],
+    "subscriptions/listen": [],
+}
+CASES = [(method, number, place, GOOD) for method in GOOD for number, stream in enumerate(GOOD[method])
+         for place in range(len(stream))]
+CASES += [(method, 0, 0, GOOD | {method: REFUSALS[method]}) for method in REFUSALS]
+
+
+@pytest.mark.parametrize(("method", "number", "place", "script"), CASES,
+                         ids=[f"{one[0]} {one[1]} {one[2]}" for one in CASES])
+def test_whatever_a_message_says_ends_in_the_result_or_in_one_sentence(
+        method: str, number: int, place: int, script: dict[str, list[list[Message]]],
+        monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """Choice: a member that is missing, of another type, null or huge is no reason for a traceback, nor for a loop."""
+    monkeypatch.setattr(lesson, "ResponseStream", Told)
+    monkeypatch.setattr(lesson, "Client", partial(Client, wait=lambda seconds: None))
+    monkeypatch.setattr("builtins.input", lambda: "y")
+    good = script[method][number][place]
+    for where, changed in [("nothing", good), *variants(good)]:
+        if isinstance(changed, dict):  # what is none does not pass decode_message, see BROKEN
+            stream = [*script[method][number][:place], changed, *script[method][number][place + 1 :]]
+            answers = [*script[method][:number], stream, *script[method][number + 1 :]]
+            status = outcome(script | {method: answers}, READ[method])
+            err = capsys.readouterr().err
+            assert status == 0 or (status == 1 and re.search(r"(McpError|ValueError): .+$", err)), (where, err)
+            assert method in Told.asked, where
+
+
+def test_what_a_well_behaved_server_says_is_believed(
+        monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """Choice: a client that refuses everything would pass the test above."""
+    monkeypatch.setattr(lesson, "ResponseStream", Told)
+    monkeypatch.setattr(lesson, "Client", partial(Client, wait=lambda seconds: None))
+    monkeypatch.setattr("builtins.input", lambda: "y")
+    assert outcome(GOOD, ["--tasks", "x"]) == 0
+    assert json.loads(capsys.readouterr().out) == RESULT
+    twice = ["tools/list", "tools/list", "tools/call", "tools/call"]
+    assert Told.asked == [*twice, "tasks/get", "tasks/update", "tasks/get"]
+    assert outcome(GOOD, []) == 0 and outcome(GOOD, ["--era"]) == 0
+
+
+def test_progress_without_a_number_is_dropped_and_the_result_kept(capsys: pytest.CaptureFixture[str]) -> None:
+    """MUST (Progress › Progress Flow): a notification has a progress value; one that has none says nothing."""
+    kind = {"method": "notifications/progress"}
+    bad: list[Message] = [kind, *({**kind, "params": params} for params in (
+        {}, {"progress": None}, {"progress": "1"}, {"progress": 10**400}, []))]
+    with serve(listed({"name": "x"}), stream(*bad, progress(1, 2), DONE)) as server:
+        assert lesson.main([server.url, "x"]) == 0
+    out, err = capsys.readouterr()
+    assert (json.loads(out), err) == (DONE["result"], "1/2\n")
+
+
+@pytest.mark.parametrize(
+    ("url", "words"),
+    [
+        ("127.0.0.1:3000/mcp", "write the scheme too, as in http://127.0.0.1:3000/mcp"),
+        ("localhost:3000/mcp", "write the scheme too"),
+        ("ftp://127.0.0.1/mcp", "no HTTP URL"),
+        ("http://", "no HTTP URL"),
+        ("http://127.0.0.1:x/", "Port could not be cast"),
+        ("http://127.0.0.1:99999/", "Port out of range"),
+        ("http://127.0.0.1:0/", "port 0"),
+        ("http://[::1/", "Invalid IPv6 URL"),
+    ],
+)
+def test_a_url_that_is_none_is_told_what_is_missing(
+        url: str, words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Choice: a resolver's error for a forgotten scheme is a riddle."""
+    assert lesson.main([url]) == 1
+    err = capsys.readouterr().err
+    assert words in err and err.count("\n") == 1
+
+
+@pytest.mark.parametrize("arguments", ["[1]", "7", "null", "{"])
+def test_arguments_that_are_no_object_are_refused_before_anything_is_sent(
+        arguments: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Choice: a slip on the command line is told on the command line."""
+    assert lesson.main(["http://127.0.0.1:1/", "x", arguments]) == 1
+    assert capsys.readouterr().err.startswith(("ValueError: ", "JSONDecodeError: "))
+
+
+def test_a_terminal_that_is_not_utf_8_gets_escapes() -> None:
+    """Choice: the result is shown as far as the terminal can show it."""
+    with serve(listed({"name": "x", "description": "17 °C ✓ \ud800"})) as server:
+        command = [sys.executable, str(LESSONS / "client.py"), server.url]
+        environment = os.environ | {"PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0"}
+        done = subprocess.run(command, capture_output=True, timeout=WAIT, env=environment)
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert done.stdout == b"x: 17 \\xb0C \\u2713 \\ufffd\n"

@@ -1,16 +1,24 @@
-"""The lessons do what they say, and go red when the server does not: gateway, spoof, three ways, --wire, keep-alive."""
+"""The lessons do what they say, and go red when the server does not: gateway, spoof, three ways, cuts, --wire, …"""
 
 import contextlib
 import io
+import json
 import os
 import re
+import signal
 import socket
+import subprocess
 import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import bad_tool
+import client
+import cuts
+import gateway
+import header_values
 import pytest
 import spoof
 import three_ways
@@ -194,6 +202,117 @@ def test_the_gateway_closes_upstream_when_its_client_leaves(token: dict[str, Any
         assert slow.cancelled.wait(PATIENCE)
 
 
+# --------------------------------------------------------------------------------------------------- started by hand
+
+LESSONS = ROOT / "tests" / "lessons"
+SERVERS = {"gateway.py": ["3000"], "legacy_server.py": [], "bad_tool.py": []}  # with what comes before the port
+SCRIPTS = [*SERVERS, "client.py", "spoof.py", "three_ways.py", "cuts.py", "header_values.py"]
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_every_script_explains_itself(script: str) -> None:
+    """Choice: --help is what a newcomer tries; it does nothing but print."""
+    command = [sys.executable, LESSONS / script, "--help"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert f"python tests/lessons/{script}" in done.stdout
+
+
+OLD_PYTHON = """
+import os, runpy, sys
+sys.version_info, sys.version = (3, 10, 9, "final", 0), "3.10.9 (a test)"
+sys.argv = [sys.argv[1], "--help"]
+sys.path.insert(0, os.path.dirname(sys.argv[0]))
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+
+@pytest.mark.parametrize("script", ["reference_server.py", *(f"tests/lessons/{script}" for script in SCRIPTS)])
+def test_an_old_python_is_told_so_in_one_sentence(script: str) -> None:
+    """Choice: a syntax or type error from deep inside says nothing to a newcomer."""
+    command = [sys.executable, "-c", OLD_PYTHON, ROOT / script]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == f"{Path(script).name} needs Python 3.11 or newer, this is 3.10.9\n"
+
+
+@pytest.mark.parametrize("script", SERVERS)
+def test_a_server_says_where_it_is_and_ends_with_ctrl_c(script: str) -> None:
+    """Choice: no traceback for the usual way out."""
+    command = [sys.executable, LESSONS / script, *SERVERS[script], "0"]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        bound = threading.Timer(PATIENCE, process.kill)
+        bound.start()
+        line = process.stderr.readline()
+        process.send_signal(signal.SIGINT)
+        rest = process.stderr.read()
+        bound.cancel()
+    assert re.search(r": http://127\.0\.0\.1:[1-9][0-9]*/mcp ", line)
+    assert (process.returncode, rest) == (0, "")
+
+
+@pytest.mark.parametrize("script", SERVERS)
+def test_a_port_that_is_taken_is_one_sentence_that_says_how_to_go_on(
+        script: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Choice: on a learner's machine 3001 may well be taken."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        command = [sys.executable, LESSONS / script, *SERVERS[script], port]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert re.fullmatch(rf"{script}: cannot listen on port {port}: .+ Give another port as the last argument\.\n",
+                        done.stderr)
+
+
+@pytest.mark.parametrize("port", ["99999", "-1", "x"])
+def test_a_port_that_is_none_is_refused(port: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Choice: no traceback for a slip on the command line."""
+    with contextlib.suppress(SystemExit):
+        assert gateway.main(["3000", port]) == 1
+    assert re.search("cannot listen on port|invalid int value|unrecognized arguments", capsys.readouterr().err)
+
+
+# ---------------------------------------------------------------------------------------- what a newcomer is told
+
+
+def test_the_server_says_how_to_go_on_when_its_port_is_taken() -> None:
+    """Choice: on a learner's machine 3000 may well be taken; the lessons must know of the other port."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        command = [sys.executable, ROOT / "reference_server.py", "--port", str(taken.getsockname()[1])]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "--port 3005" in done.stderr and "export MCP=http://127.0.0.1:3005/mcp" in done.stderr
+
+
+def test_the_servers_help_has_an_example_and_its_options_in_groups() -> None:
+    """Choice: a learner needs five of the options and should not have to read the others to find them."""
+    command = [sys.executable, ROOT / "reference_server.py", "--help"]
+    out = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE).stdout
+    assert re.search("(?i)example", out) and "python3 reference_server.py --" in out
+    assert len(re.findall(r"(?m)^[A-Za-z][^\n]*:$", out)) >= 3  # the options themselves, and two groups
+
+
+NOVICE = {
+    "no _meta": (called() | {"params": {"name": "search", "arguments": {}}}, "protocolVersion.*clientCapabilities"),
+    "a response": ({"jsonrpc": "2.0", "id": 1, "result": {}}, "response"),
+    "initialize": ({"jsonrpc": "2.0", "id": 1, "method": "initialize", "params": {}}, "^.{0,60}2026-07-28"),
+    "an empty $META": (b'{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"search",}}', r"\$META"),
+}
+
+
+@pytest.mark.parametrize("case", NOVICE)
+def test_a_newcomers_mistake_is_answered_with_what_would_be_right(case: str) -> None:
+    """Choice: an error text that says what to do saves a search; the first half of a sentence is what is read."""
+    body, words = NOVICE[case]
+    with running(demo_server()) as server:
+        mirrored: dict[str, Any] = {} if case == "initialize" else {
+            "MCP_Protocol_Version": "2026-07-28", "Mcp_Method": "tools/call", "Mcp_Name": "search"}
+        data = octets(body if isinstance(body, bytes) else json.dumps(body).encode(), **mirrored)
+        message = server.exchange(data).message["error"]["message"]
+    assert re.search(words, message), message
+
+
 # -------------------------------------------------------------------------------------------------- the spoofed header
 
 
@@ -203,7 +322,7 @@ def test_the_spoof_makes_a_hold_only_where_headers_and_body_differ_unseen(capsys
     table = capsys.readouterr().out
     rows = [re.split(r" {2,}", line)[1:] for line in table.splitlines()[1:]]
     assert rows == [["200", "403", "200", "1"], ["200", "403", "400, -32020", "0"]]
-    assert f"```sh\nmake spoof\n```\n\n```text\n{table}```\n" in (ROOT / "README.md").read_text(encoding="utf-8")
+    assert f"```sh\nmake spoof\n```\n```text\n{table}```\n" in (ROOT / "README.md").read_text(encoding="utf-8")
 
 
 def test_the_server_warns_loudly_when_it_does_not_compare(capsys: pytest.CaptureFixture[str]) -> None:
@@ -272,6 +391,87 @@ def test_the_old_server_needs_its_session(session: dict[str, str], status: int) 
     server = Server("old", "1")
     with serving(LegacyServer(server)) as port, Exchange(port, "POST", session, called()) as exchange:
         assert exchange.answer.status == status
+    server.store.close()
+
+
+def test_the_era_of_the_old_server_is_told_by_asking_it(capsys: pytest.CaptureFixture[str]) -> None:
+    """SHOULD (Streamable HTTP › Backward Compatibility): a refusal without a modern error means initialize."""
+    server = Server("old", "1")
+    with serving(LegacyServer(server)) as port:
+        assert client.main(["--era", f"http://127.0.0.1:{port}/mcp"]) == 0
+    server.store.close()
+    assert re.fullmatch(r"legacy: HTTP 400 .*initialize is answered with version 2025-11-25\n", capsys.readouterr().out)
+
+
+def test_the_era_of_this_server_is_told_and_that_of_a_page_that_is_none(capsys: pytest.CaptureFixture[str]) -> None:
+    """SHOULD (Streamable HTTP › Backward Compatibility): the body of a 404 decides, and a bare one decides nothing."""
+    with running(demo_server()) as server:
+        for path in ("mcp", "elsewhere"):
+            assert client.main(["--era", f"http://127.0.0.1:{server.port}/{path}"]) == 0
+    modern, neither = capsys.readouterr().out.splitlines()
+    assert modern.startswith("modern: ") and "2026-07-28" in modern
+    assert neither.startswith("neither: no MCP server is here: HTTP 404 Not Found")
+
+
+# --------------------------------------------------------------------------------------- cuts, header values, bad tool
+
+
+def test_the_stream_is_the_same_three_events_wherever_it_is_cut(capsys: pytest.CaptureFixture[str]) -> None:
+    """WHATWG HTML §9.2.5: a stream is its octets, not the pieces in which they come."""
+    assert cuts.main() == 0
+    out = capsys.readouterr().out
+    assert "91 octets, cut at 90 places: 1 outcome\n" in out and out.count("event: ") == 3
+
+
+def test_the_lesson_of_the_cuts_goes_red_when_a_cut_makes_a_difference(
+        capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Choice: a lesson that cannot fail shows nothing."""
+
+    class Forgetful(cuts.EventParser):
+        """Loses pieces of five octets; read octet by octet it is right."""
+
+        def feed(self, data: bytes) -> list[cuts.Event]:
+            return [] if len(data) == 5 else super().feed(data)
+
+    monkeypatch.setattr(cuts, "EventParser", Forgetful)
+    assert cuts.main() == 1
+    out = capsys.readouterr().out
+    assert "91 octets, cut at 90 places: 2 outcomes\n" in out and out.count("event: ") == 3
+
+
+def test_the_five_header_values_come_back_as_they_were(capsys: pytest.CaptureFixture[str]) -> None:
+    """MUST (Streamable HTTP › Value Encoding): what a header cannot carry as it is travels in base64."""
+    assert header_values.main(header_values.KINDS) == 0
+    rows = [re.split(r" {2,}", line) for line in capsys.readouterr().out.splitlines()[1:]]
+    assert [row[0] for row in rows] == list(header_values.KINDS)
+    assert [row[2] == row[1].strip("'") for row in rows] == [True, False, False, False, False]
+    assert all(row[1] == row[3] for row in rows)
+
+
+def test_the_table_of_header_values_fails_when_one_does_not_come_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Choice: a lesson that cannot fail shows nothing."""
+    monkeypatch.setattr(header_values, "decode_value", str.upper)
+    assert header_values.main(header_values.KINDS) == 1
+
+
+def test_the_client_drops_the_bad_tool_says_why_and_keeps_the_good_ones(capsys: pytest.CaptureFixture[str]) -> None:
+    """MUST (Streamable HTTP › Schema Extension): exclude the invalid tool; SHOULD log its name and the reason."""
+    server = bad_tool.listing_server()
+    with serving(server) as port:
+        assert client.main([f"http://127.0.0.1:{port}/mcp"]) == 0
+        assert client.main([f"http://127.0.0.1:{port}/mcp", "get_rate", '{"region": "eu"}']) == 1
+    out, err = capsys.readouterr()
+    assert [line.partition(":")[0] for line in out.splitlines()] == ["list_accounts", "get_rate"]
+    dropped = "left out tool 'move_money': x-mcp-header 'Amount' at 'properties/amount' is not on an integer, a string"
+    assert err.startswith(dropped) and err.splitlines()[-1].endswith("(-32601)")
+
+
+def test_the_reference_server_refuses_the_bad_tool() -> None:
+    """Choice: what a client must leave out, a server does not offer, which is why the lesson needs one of its own."""
+    name, description, schema = (bad_tool.TOOLS[1][key] for key in ("name", "description", "inputSchema"))
+    server = Server("any", "1")
+    with pytest.raises(ValueError, match="is not on an integer"):
+        server.tool(name, description, schema)(lambda arguments, request: "moved")
     server.store.close()
 
 
@@ -376,3 +576,18 @@ def test_a_quiet_stream_gets_comments_and_no_events(monkeypatch: pytest.MonkeyPa
         slow.go.set()
         assert [event["result"]["content"][0]["text"] for event in client.events()] == ["done"]
     assert screen.wire().count("<-- :") >= 3
+
+
+def test_a_quiet_call_brings_comments_at_the_interval_and_no_events() -> None:
+    """SHOULD (Streamable HTTP › Receiving Messages): a comment every interval; here 50 ms, in a call of 0.4 s."""
+    server = Server("quiet", "1")
+
+    @server.tool("wait", "Waits.", {"type": "object"})
+    def wait(arguments: dict[str, Any], request: Request) -> str:
+        request.sleep(0.4)
+        return "done"
+
+    with running(server, keep_alive=0.05) as quiet:
+        reply = quiet.call_tool("wait")
+    assert len(reply.messages) == 1 and reply.message["result"]["content"][0]["text"] == "done"
+    assert 3 <= reply.body.count(b":\n\n") <= 8  # 7 on a machine that has nothing else to do

@@ -2,8 +2,12 @@
 
     python tests/lessons/client.py URL                                 lists the tools
     python tests/lessons/client.py URL TOOL '{"json": "arguments"}'    calls one; Ctrl-C cancels it
+    python tests/lessons/client.py --era URL                           says which revisions a server speaks, and why
 
-$MCP_USER says who asks (default: alice). --tasks lets the server turn the call into a task, if it likes.
+    --tasks    lets the server turn the call into a task, if it likes
+    --retry    calls once more, with a new id, when the stream breaks: the tool may then run twice
+
+$MCP_USER says who asks (default: alice).
 
 Every request is a POST of its own on a connection of its own and says who asks, in which version and with which
 capabilities: there is no session to open, to keep or to lose. What is left for a client to do, in this order:
@@ -11,12 +15,14 @@ capabilities: there is no session to open, to keep or to lose. What is left for 
 1. `ResponseStream`: read one JSON object or a stream, and hang up at once, because that is the cancellation.
 2. `Client.request`: mirror the headers, agree on a version, ask again when a stream broke.
 3. `Client.call_tool`: answer what the server asks (`rounds`), follow a task (`follow_task`).
-4. `era`: find out whether a server speaks this revision at all.
+4. `judge_era`: find out whether a server speaks this revision at all.
 
-What a person sees of it (progress, questions) is in terminal.py.
+What a person sees of it (progress, questions) is in terminal.py. A server may say anything: checks.py looks at each
+message before it is believed.
 """
 
 import http.client
+import io
 import itertools
 import json
 import math
@@ -29,8 +35,25 @@ from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 
+import by_hand  # noqa: F401  (before the others: it looks at Python)
+from checks import (
+    FINISHED,
+    McpError,
+    check_output,
+    checked_task,
+    cursor_after,
+    granted_in,
+    not_granted,
+    outcome_of,
+    poll_seconds,
+    progress_in,
+    questions_in,
+    result_of,
+    supported_versions,
+    tools_in,
+)
 from terminal import Terminal, printable, warn
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
@@ -49,25 +72,11 @@ VERSION, CLIENT_INFO, CAPABILITIES, LOG_LEVEL, TASKS = (
 )
 METHOD_NOT_FOUND, HEADER_MISMATCH, MISSING_CAPABILITY, UNSUPPORTED_VERSION = -32601, -32020, -32021, -32022
 
-FINISHED = ("completed", "failed", "cancelled")  # statuses of a task that stay as they are
-
 TIMEOUT = 60.0  # seconds for one request, whatever arrives meanwhile
-REISSUE = 2  # how often to ask again, after a broken stream, what may be asked twice
+REISSUE = 2  # how often to ask again, after a broken stream, what only reads or may be said twice: lists, tasks/*
 MAX_ROUNDS = 20  # how often one request may be answered with questions
+MAX_PAGES = 1000  # of one list
 MAX_MESSAGE = 16 << 20  # octets
-
-# spec: Multi Round-Trip Requests › Supported Requests: three methods may ask; sep-2663: one may become a task
-RESULT_TYPES = {"tools/call": ["complete", "input_required", "task"], "prompts/get": ["complete", "input_required"],
-                "resources/read": ["complete", "input_required"]}
-
-
-class McpError(Exception):
-    """A refusal: a JSON-RPC error, or with `code` None a response that is none. `status` is HTTP's."""
-
-    def __init__(self, code: int | None, message: str, data: Any = None, status: int | None = None) -> None:
-        super().__init__(message if code is None else f"{message} ({code})")
-        self.code, self.message, self.data, self.status = code, message, data, status
-
 
 class BrokenStream(ConnectionError):
     """The connection, or the sense of what came over it, ended before the response did."""
@@ -86,7 +95,7 @@ class ResponseStream:
         self.closed = False  # close() was called; any thread may set it
         self._deadline = time.monotonic() + (math.inf if timeout is None else timeout)
         self._messages = self._read()
-        parts = urlsplit(url)
+        parts = parsed_url(url)
         connection = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
         self._connection = connection(parts.hostname or "", parts.port or connection.default_port, timeout=timeout)
         self._connection.connect()
@@ -148,18 +157,23 @@ class ResponseStream:
                     yield decode_message(event.data.encode())
 
     def _read_json(self, response: http.client.HTTPResponse) -> Iterator[Message]:
-        body = b"".join(self._pieces(response))
+        body = b""
+        for piece in self._pieces(response):
+            body += piece
+            if len(body) > MAX_MESSAGE:
+                raise ValueError(f"an answer of more than {MAX_MESSAGE} octets")
         try:
             yield decode_message(body)
         except ValueError as error:
             if response.status == 200 and (not body or response.headers.get_content_type() == "application/json"):
                 raise  # it was cut off
             text = body[:500].decode("utf-8", "replace")
-            raise McpError(None, f"HTTP {response.status} {response.reason}", text, response.status) from error
+            said = f": {' '.join(text.split())}" if text.strip() else ""
+            raise McpError(None, f"HTTP {response.status} {response.reason}{said}", text, response.status) from error
 
     def _pieces(self, response: http.client.HTTPResponse) -> Iterator[bytes]:
         # spec: Cancellation › Timeouts: SHOULD always enforce a maximum timeout, regardless of progress
-        while not self.closed:
+        while not self.closed and not response.isclosed():  # http.client closes the socket behind a last answer
             left = self._deadline - time.monotonic()
             if left <= 0:
                 raise TimeoutError("timed out")
@@ -178,6 +192,16 @@ class ResponseStream:
         if not ours:
             warn(f"ignored what does not belong to request {self.id}: {message}")
         return ours
+
+
+def parsed_url(url: str) -> SplitResult:
+    """The parts of a URL; ValueError, with what is missing, for one that names no HTTP server."""
+    parts = urlsplit(url)
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise ValueError(f"{url!r} is no HTTP URL; write the scheme too, as in http://127.0.0.1:3000/mcp")
+    if parts.port == 0:  # `port` itself raises ValueError for what is no port
+        raise ValueError(f"{url!r} names port 0, at which nothing can listen")
+    return parts
 
 
 def decode_message(data: bytes) -> Message:
@@ -249,7 +273,7 @@ class Client:
     def _choose_version(self, error: McpError) -> None:
         # spec: Versioning and Compatibility › Protocol Version Negotiation: SHOULD select a mutually supported one
         # and retry, or surface the error
-        supported = error.data.get("supported", []) if error.code == UNSUPPORTED_VERSION else []
+        supported = supported_versions(error) if error.code == UNSUPPORTED_VERSION else []
         common = [version for version in self.versions[1:] if version in supported]
         if not common:
             raise error
@@ -257,31 +281,36 @@ class Client:
 
     def list_tools(self) -> list[Message]:
         """The tools of all pages of tools/list whose x-mcp-header annotations are valid."""
-        page = self.request("tools/list", reissue=REISSUE)
-        tools: list[Message] = page["tools"]
+        tools: list[Message] = []
         cursors: set[str] = set()
-        # spec: Pagination › Implementation Guidelines: a missing cursor is the end; "" is a cursor like any other
-        while (cursor := page.get("nextCursor")) is not None:
-            if cursor in cursors:
-                raise McpError(None, f"the pages of tools/list go round in a circle at cursor {cursor!r}")
+        params: Message = {}
+        for _ in range(MAX_PAGES):
+            page = self.request("tools/list", params, reissue=REISSUE)
+            tools += tools_in(page)
+            if (cursor := cursor_after(page, cursors)) is None:
+                return self._keep(tools)
             cursors.add(cursor)
-            page = self.request("tools/list", {"cursor": cursor}, reissue=REISSUE)
-            tools += page["tools"]
+            params = {"cursor": cursor}
+        raise McpError(None, f"tools/list has more than {MAX_PAGES} pages")
+
+    def _keep(self, tools: list[Message]) -> list[Message]:
         # spec: Streamable HTTP › Schema Extension: MUST exclude an invalid tool, SHOULD log its name and the reason
         kept, dropped = valid_tools(tools)
+        dropped += [("", "it has no name") for tool in kept if not isinstance(tool.get("name"), str)]
+        kept = [tool for tool in kept if isinstance(tool.get("name"), str)]
         for name, reason in dropped:
-            warn(f"left out tool {name!r}: {reason}")
+            warn(f"left out tool {name!r:.80}: {reason}")
         self.tools = {tool["name"]: tool for tool in kept}
         return kept
 
     def call_tool(self, name: str, arguments: Message | None = None, *, progress: Progress | None = None,
                   log_level: str | None = None, log: Listener | None = None, answer: Answer | None = None,
-                  on_task: Listener | None = None, timeout: float | None = TIMEOUT,
-                  reissue: int | None = None) -> Message:
+                  on_task: Listener | None = None, timeout: float | None = TIMEOUT, reissue: int = 0) -> Message:
         """The CallToolResult, after as many rounds or as long a task as the server makes of the call.
 
         `log(params)` is called for each log message, `answer(key, input_request)` for what the server asks,
-        `on_task(task)` with each state of a task. `reissue` None: only a tool that was listed as safe to repeat.
+        `on_task(task)` with each state of a task. `reissue`: how often to call again after a broken stream, when
+        nobody knows whether the tool has run. A tool's own hints do not decide that.
         """
         meta: Message = {"progressToken": next(self._ids)} if progress else {}
         if log_level:
@@ -289,16 +318,13 @@ class Client:
         if answer:  # capabilities belong to a request: this one has somebody to answer
             meta[CAPABILITIES] = {"elicitation": {}} | self.capabilities
         listener = partial(notify, progress, log)
-        times = self._safe_repeats(name) if reissue is None else reissue
-        issue = partial(self.request, "tools/call", on_notification=listener, timeout=timeout, reissue=times)
+        # spec: Tools › Tool: annotations are untrusted, so idempotentHint and readOnlyHint repeat nothing here
+        issue = partial(self.request, "tools/call", on_notification=listener, timeout=timeout, reissue=reissue)
         result = rounds(issue, {"name": name, "arguments": arguments or {}, "_meta": meta}, answer or nobody)
-        return self.follow_task(result, answer, on_task) if result.get("resultType") == "task" else result
-
-    def _safe_repeats(self, name: str) -> int:
-        # spec: Tools › Tool: annotations are untrusted. The worst that a false one does here is to let the server
-        # that wrote it do its own work twice.
-        hints = self.tools.get(name, {}).get("annotations", {})
-        return REISSUE if hints.get("idempotentHint") is True or hints.get("readOnlyHint") is True else 0
+        if result.get("resultType") == "task":
+            result = self.follow_task(checked_task(result, "tools/call"), answer, on_task)
+        check_output(self.tools.get(name, {}), result)
+        return result
 
     def follow_task(self, task: Message, answer: Answer | None = None, on_task: Listener | None = None) -> Message:
         """The result of the request that became this task; `{"taskId": …}` is enough to go on after a crash.
@@ -312,9 +338,9 @@ class Client:
                 if on_task:
                     on_task(task)
                 self._answer_task(task, answered, answer or nobody)
-                # sep-2663 › Task Polling: clients SHOULD respect pollIntervalMs, which may change
-                self._wait(task.get("pollIntervalMs", 1000) / 1000)
-                task = self.request("tasks/get", {"taskId": task["taskId"]}, reissue=REISSUE)
+                self._wait(poll_seconds(task))
+                state = self.request("tasks/get", {"taskId": task["taskId"]}, reissue=REISSUE)
+                task = checked_task(state, "tasks/get")
         except KeyboardInterrupt:
             self.cancel_task(task["taskId"])
             raise
@@ -324,7 +350,7 @@ class Client:
 
     def _answer_task(self, task: Message, answered: set[str], answer: Answer) -> None:
         # sep-2663 › Task Update Requests: a key stands for one request as long as the task lives
-        new = {key: ask for key, ask in task.get("inputRequests", {}).items() if key not in answered}
+        new = {key: ask for key, ask in questions_in(task).items() if key not in answered}
         if new:
             responses = {key: answer(key, ask) for key, ask in new.items()}
             self.request("tasks/update", {"taskId": task["taskId"], "inputResponses": responses}, reissue=REISSUE)
@@ -337,36 +363,28 @@ class Client:
     def listen(self, notifications: Message, timeout: float | None = None) -> Iterator[Message]:
         """The change notifications that the filter asks for, first the acknowledgment, until the server ends them.
 
-        BrokenStream for any other end: listen again, and read anew what may have changed in between.
+        BrokenStream for any other end: listen again, and read anew what may have changed in between. What was asked
+        for and is not granted is said on stderr; a stream that does not begin with an acknowledgment is an McpError.
         """
+        acknowledged = False
         with self.stream("subscriptions/listen", {"notifications": notifications}, timeout) as stream:
             for message in stream:
-                if "method" in message:
-                    yield message
-                else:
+                if "method" not in message:
                     result_of("subscriptions/listen", message, stream.status)
-
-
-def result_of(method: str, response: Message, status: int | None) -> Message:
-    """The result in a response to `method`; McpError for an error, or for what is no result of that method."""
-    error = response.get("error")
-    if isinstance(error, dict):
-        raise McpError(error.get("code"), str(error.get("message")), error.get("data"), status)
-    result = response.get("result")
-    # spec: Overview › ResultType: absent means "complete"; an unrecognized one MUST be considered invalid
-    allowed = RESULT_TYPES.get(method, ["complete"])
-    if not isinstance(result, dict) or result.get("resultType", "complete") not in allowed:
-        raise McpError(None, f"the response to {method} is no result of it", response, status)
-    return result
+                    return
+                if not acknowledged:
+                    for problem in not_granted(notifications, granted_in(message)):
+                        warn(problem)
+                    acknowledged = True
+                yield message
 
 
 def notify(progress: Progress | None, log: Listener | None, message: Message) -> None:
-    """Hands a notification on to who wants to know."""
-    params = message.get("params", {})
-    if message["method"] == "notifications/progress" and progress:
-        progress(params["progress"], params.get("total"), params.get("message"))
-    elif message["method"] == "notifications/message" and log:
-        log(params)
+    """Hands a notification on to who wants to know; one that says nothing is dropped."""
+    if message["method"] == "notifications/progress" and progress and (seen := progress_in(message)):
+        progress(*seen)
+    elif message["method"] == "notifications/message" and log and isinstance(message.get("params"), dict):
+        log(message["params"])
 
 
 def rounds(issue: Callable[[Message], Message], params: Message, answer: Answer) -> Message:
@@ -377,11 +395,13 @@ def rounds(issue: Callable[[Message], Message], params: Message, answer: Answer)
             return result
         # spec: Multi Round-Trip Requests › Client Requirements (Basic Workflow): the original params, the inputs
         # that were asked for, and requestState exactly as it came, or none if none came
-        retry = dict(params)
-        if "inputRequests" in result:
-            retry["inputResponses"] = {key: answer(key, ask) for key, ask in result["inputRequests"].items()}
+        retry, questions = dict(params), questions_in(result)
+        if questions:
+            retry["inputResponses"] = {key: answer(key, ask) for key, ask in questions.items()}
         if "requestState" in result:
             retry["requestState"] = result["requestState"]
+        elif not questions:
+            raise McpError(None, "the server wants an answer and has asked nothing", result)
         result = issue(retry)
     raise McpError(None, f"the server still asks after {MAX_ROUNDS} rounds", result)
 
@@ -391,55 +411,63 @@ def nobody(key: str, input_request: Message) -> Message:
     raise McpError(None, f"the server asks for {key!r} and nobody is here to answer", input_request)
 
 
-def outcome_of(task: Message) -> Message:
-    """What became of a finished task: the result of its request, or McpError."""
-    if task["status"] == "failed":
-        raise McpError(task["error"]["code"], task["error"]["message"], task["error"].get("data"))
-    if task["status"] == "cancelled":
-        raise McpError(None, f"task {task['taskId']} was cancelled", task)
-    result: Message = task["result"]
-    return result
-
-
 def era(url: str, user: str = "alice", timeout: float | None = TIMEOUT) -> str:
-    """A server's era: "modern", or "legacy" if it waits for `initialize`; McpError if its answer tells neither."""
+    """A server's era: "modern", "legacy" if it waits for `initialize`, or "neither"."""
+    return judge_era(url, user, timeout)[0]
+
+
+def judge_era(url: str, user: str = "alice", timeout: float | None = TIMEOUT) -> tuple[str, str]:
+    """A server's era and the reason; McpError if its answer tells nothing, as a 401 or a 503 does."""
     try:
         discovered = Client(url, user).request("server/discover", timeout=timeout)
-        return "modern" if "supportedVersions" in discovered else "legacy"
+        if isinstance(versions := discovered.get("supportedVersions"), list):
+            return "modern", f"server/discover says that it speaks {', '.join(map(str, versions))[:200]}"
+        return "legacy", "its answer to server/discover names no versions"
     except McpError as error:
         # spec: Streamable HTTP › Backward Compatibility: a modern error in the body decides, for both eras use
         # the same statuses. spec: Streamable HTTP › Protocol Version Header: an unknown method is 404 and -32601
         modern = error.code in (HEADER_MISMATCH, MISSING_CAPABILITY, UNSUPPORTED_VERSION)
         if modern or (error.code == METHOD_NOT_FOUND and error.status == 404):
-            return "modern"
+            return "modern", f"HTTP {error.status} with an error of this revision in the body: {error}"
         # choice: any other JSON-RPC error with 200 is legacy too, because a modern server knows server/discover
-        if error.status in (400, 404, 405) or (error.status == 200 and error.code is not None):
-            return "legacy"
+        if error.code is not None and error.status in (200, 400, 404, 405):
+            return "legacy", f"HTTP {error.status} with an error that is none of this revision's: {error}"
+        if error.status in (400, 404, 405):
+            return try_initialize(url, str(error), timeout)
         raise
 
 
+def try_initialize(url: str, refusal: str, timeout: float | None) -> tuple[str, str]:
+    """The era of a server that refused server/discover without a word of JSON-RPC: old, or no MCP server at all."""
+    hello = {"protocolVersion": "2025-11-25", "capabilities": {}, "clientInfo": {"name": "lesson", "version": "1.0.0"}}
+    message = {"jsonrpc": "2.0", "id": 0, "method": "initialize", "params": hello}
+    fields = {"Content-Type": "application/json", "Accept": "application/json, text/event-stream"}
+    answer: Any = None
+    with suppress(McpError, BrokenStream), ResponseStream(url, message, fields, timeout) as stream:
+        answer = next((one for one in stream if "method" not in one), None)
+    if answer is None:
+        return "neither", f"no MCP server is here: {refusal}, and no answer to initialize either"
+    result = answer.get("result")
+    version = result.get("protocolVersion") if isinstance(result, dict) else None
+    return "legacy", f"{refusal} to server/discover, but initialize is answered" + (
+        f" with version {version[:40]}" if isinstance(version, str) else "")
+
+
+OPTIONS = {"--era", "--tasks", "--retry"}
+
+
 def main(arguments: list[str]) -> int:
-    """Lists the tools or calls one; 0 for a result that is no error."""
-    words = [word for word in arguments if word != "--tasks"]
-    if not 1 <= len(words) <= 3:
-        print(__doc__, file=sys.stderr)
-        return 2
-    url, name, text = words[0], "".join(words[1:2]), "".join(words[2:3]) or "{}"
-    terminal = Terminal(urlsplit(url).netloc)
-    able: Message = {"elicitation": {"form": {}, "url": {}}}
-    if "--tasks" in arguments:
-        able["extensions"] = {TASKS: {}}
-    client = Client(url, os.environ.get("MCP_USER", "alice"), able)
+    """Judges a server's era, lists the tools or calls one; 0 for a result that is no error."""
+    options, words = OPTIONS.intersection(arguments), [word for word in arguments if word not in OPTIONS]
+    if not 1 <= len(words) <= (1 if "--era" in options else 3) or words[0].startswith("-"):
+        print(__doc__, file=sys.stdout if words[:1] == ["--help"] else sys.stderr)
+        return 0 if words[:1] == ["--help"] else 2
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # what a terminal that is not UTF-8 cannot show comes as \N or \uNNNN
+            stream.reconfigure(errors="backslashreplace")
+    terminal = Terminal(words[0])
     try:
-        if not name:
-            for tool in client.list_tools():
-                print(printable(f"{tool['name']}: {tool.get('description', '')}"))
-            return 0
-        result = client.call_tool(name, json.loads(text), progress=terminal.progress, answer=terminal.answer,
-                                  on_task=terminal.task)
-        terminal.end_bar()
-        print(printable(json.dumps(result, indent=2, ensure_ascii=False)))
-        return 1 if result.get("isError") else 0
+        return run(terminal, options, *words)
     except KeyboardInterrupt:
         gone = "closed the response stream: the request is cancelled"
         terminal.say(f"asked the server to cancel task {terminal.task_id}" if terminal.task_id else gone)
@@ -447,6 +475,29 @@ def main(arguments: list[str]) -> int:
     except (McpError, OSError, ValueError) as error:
         terminal.say(f"{type(error).__name__}: {error}")
         return 1
+
+
+def run(terminal: Terminal, options: set[str], url: str, name: str = "", text: str = "{}") -> int:
+    """What the command line asks for."""
+    user, terminal.server = os.environ.get("MCP_USER", "alice"), parsed_url(url).netloc
+    if "--era" in options:
+        print(printable(": ".join(judge_era(url, user))))
+        return 0
+    able: Message = {"elicitation": {"form": {}, "url": {}}} | ({"extensions": {TASKS: {}}} if "--tasks" in options
+                                                                  else {})
+    client, arguments = Client(url, user, able), json.loads(text)
+    if not isinstance(arguments, dict):
+        raise ValueError(f"the arguments of a tool are a JSON object, not {text[:80]}")
+    tools = client.list_tools()  # a call needs them too: for the headers to mirror and for the schema of its result
+    if not name:
+        for tool in tools:
+            print(printable(f"{tool['name']}: {tool.get('description', '')}"))
+        return 0
+    result = client.call_tool(name, arguments, progress=terminal.progress, answer=terminal.answer,
+                              on_task=terminal.task, reissue="--retry" in options)
+    terminal.end_bar()
+    print(printable(json.dumps(result, indent=2, ensure_ascii=False)))
+    return 1 if result.get("isError") else 0
 
 
 if __name__ == "__main__":

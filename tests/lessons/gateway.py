@@ -24,6 +24,8 @@ from http import HTTPStatus
 from pathlib import Path
 from socketserver import BaseRequestHandler, ThreadingTCPServer
 
+import by_hand
+
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from headers import CHUNKED, BadHead, Fields, HeaderMismatch, check_framing, check_head_so_far, decode_value, parse_head
@@ -172,11 +174,12 @@ class Gateway(ThreadingTCPServer):
 
 def main(arguments: list[str]) -> int:
     """Serves until Ctrl-C."""
-    upstream, port = [int(argument) for argument in arguments] + [3000, 3001][len(arguments):]
-    with Gateway(upstream, port=port) as gateway, suppress(KeyboardInterrupt):
-        print(f"gateway: http://127.0.0.1:{gateway.port}/mcp allows `search` on port {upstream}", file=sys.stderr)
-        gateway.serve_forever()
-    return 0
+    parser = by_hand.parser_for(__doc__)
+    parser.add_argument("upstream", nargs="?", type=int, default=3000, help="the port of the server behind it")
+    parser.add_argument("port", nargs="?", type=int, default=3001, help="its own port; 0: any")
+    options = parser.parse_args(arguments)
+    ready = f"gateway: http://127.0.0.1:PORT/mcp allows `search` on port {options.upstream}"
+    return by_hand.serve(options.port, lambda port: Gateway(options.upstream, port=port), ready)
 
 
 if __name__ == "__main__":

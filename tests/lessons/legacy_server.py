@@ -1,5 +1,7 @@
 """HISTORY, not an example to follow: Streamable HTTP as it was in revision 2025-11-25, as little as a comparison needs.
 
+    python tests/lessons/legacy_server.py [PORT]    serves the demo's tools; default: 3003
+
 Written for three_ways.py. It speaks `initialize`, sessions, event ids, GET with `Last-Event-ID`, and cancellation by
 notification; it has no Origin check, no limits and no login, so it listens on localhost alone.
 
@@ -21,9 +23,11 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+import by_hand
+
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from reference_server import Cancelled, Exchange, Request, Server
+from reference_server import Cancelled, Exchange, Request, Server, demo_server
 from sse import LAST_CHUNK, encode_chunk, encode_json
 
 VERSION = "2025-11-25"
@@ -75,12 +79,12 @@ class Session:
 
 
 class LegacyServer(ThreadingHTTPServer):
-    """Serves the tools of a registry on a free port."""
+    """Serves the tools of a registry, on a free port unless one is given."""
 
     daemon_threads = True
 
-    def __init__(self, mcp: Server) -> None:
-        super().__init__(("127.0.0.1", 0), LegacyEndpoint)
+    def __init__(self, mcp: Server, port: int = 0) -> None:
+        super().__init__(("127.0.0.1", port), LegacyEndpoint)
         self.mcp = mcp
         self.sessions: dict[str, Session] = {}
 
@@ -189,3 +193,15 @@ class LegacyEndpoint(BaseHTTPRequestHandler):
 
     def log_message(self, format: str, *arguments: Any) -> None:
         """Says nothing."""
+
+
+def main(arguments: list[str]) -> int:
+    """Serves until Ctrl-C."""
+    parser = by_hand.parser_for(__doc__)
+    parser.add_argument("port", nargs="?", type=int, default=3003)
+    ready = f"legacy server: http://127.0.0.1:PORT/mcp speaks MCP {VERSION}, which is history (Ctrl-C ends it)"
+    return by_hand.serve(parser.parse_args(arguments).port, lambda port: LegacyServer(demo_server(), port), ready)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

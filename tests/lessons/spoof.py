@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import by_hand
 from gateway import Gateway
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
@@ -103,4 +104,5 @@ def show(build: Callable[[], Server] = demo_server) -> int:
 
 
 if __name__ == "__main__":
+    by_hand.parser_for(__doc__).parse_args()
     sys.exit(show())

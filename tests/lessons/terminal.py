@@ -58,24 +58,29 @@ class Terminal:
         """Shows what the server asks and reads the answer; end of file (Ctrl-D) is "cancel"."""
         if input_request["method"] != "elicitation/create":
             raise ValueError(f"nobody here can answer {input_request['method']} ({key})")
-        params = input_request["params"]
+        params = input_request.get("params", {})
         # spec: Elicitation › User Interaction Model: make clear which server asks, provide decline and cancel
-        self.say(f"{self.server} asks: {params['message']}")
+        self.say(f"{self.server} asks: {params.get('message', '(it does not say what)')}")
         try:
-            return self._open_page(params["url"]) if params.get("mode") == "url" else self._fill_form(params)
+            return self._open_page(params.get("url")) if params.get("mode") == "url" else self._fill_form(params)
         except EOFError:
             return {"action": "cancel"}
 
-    def _open_page(self, url: str) -> Message:
+    def _open_page(self, url: Any) -> Message:
+        if not isinstance(url, str):
+            raise ValueError("the server asks to open a page and does not say which")
         # spec: Elicitation › User Interaction Model: display the target host, gather consent before navigation
         self.say(f"It asks you to open a page on {urlsplit(url).hostname}: {url}")
         return {"action": "accept" if self._ask("Will you open it? [y/n]") == "y" else "decline"}
 
     def _fill_form(self, params: Message) -> Message:
         # spec: Elicitation › User Interaction Model: allow users to review and modify before sending
+        schema = params.get("requestedSchema")
+        fields = schema.get("properties") if isinstance(schema, dict) else None
+        if not isinstance(fields, dict) or not all(isinstance(field, dict) for field in fields.values()):
+            raise ValueError("the server asks for a form and does not say which fields it has")
         while True:
-            fields = params["requestedSchema"]["properties"].items()
-            filled = [(name, self._fill(name, field)) for name, field in fields]
+            filled = [(name, self._fill(name, field)) for name, field in fields.items()]
             content = {name: value for name, value in filled if value is not None}
             self.say(f"Your answer: {json.dumps(content, ensure_ascii=False)}")
             match self._ask("Send it? [y]es, [n]o, or [e]dit"):
@@ -85,8 +90,7 @@ class Terminal:
                     return {"action": "decline"}
 
     def _fill(self, name: str, field: Message) -> Any:
-        items = field.get("items", field)
-        choices = items.get("enum") or [one["const"] for one in items.get("oneOf") or items.get("anyOf") or []]
+        choices = choices_of(field.get("items", field))
         hint = f"{field.get('type')} {choices or ''} {field.get('description', '')}".rstrip()
         text = self._ask(f"{field.get('title', name)} ({hint}), empty for {field.get('default', 'none')}:")
         if not text:
@@ -101,3 +105,14 @@ class Terminal:
     def _ask(self, question: str) -> str:
         print(printable(question), end=" ", file=sys.stderr, flush=True)
         return input().strip()
+
+
+def choices_of(schema: Any) -> list[Any]:
+    """What a field may be, as far as its schema says so."""
+    if not isinstance(schema, dict):
+        return []
+    if isinstance(schema.get("enum"), list):
+        return list(schema["enum"])
+    options = schema.get("oneOf") or schema.get("anyOf")
+    return [one["const"] for one in options if isinstance(one, dict) and "const" in one] if isinstance(
+        options, list) else []

@@ -18,6 +18,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import by_hand
 from legacy_server import LegacyServer
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
@@ -45,7 +46,7 @@ class Row(NamedTuple):
     transport: str
     arrived: str  # how progress came
     cancelled: str  # what the client did to cancel
-    stopped_in: int  # the step in which the work stopped then
+    stopped_after: int  # steps finished when the work had stopped
     recovered: str  # what the client did after the drop
     in_all: int  # steps that were run for one result, with a drop on the way
 
@@ -59,7 +60,7 @@ class Job:
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
         self.ran = 0  # steps
-        self.ended: queue.SimpleQueue[int] = queue.SimpleQueue()  # for each call, the step it ended in
+        self.ended: queue.SimpleQueue[int] = queue.SimpleQueue()  # for each call, how many steps it has finished
 
     def note(self, line: str) -> None:
         """Takes down `ran` or `ended STEP`; any other line is none of its business."""
@@ -69,7 +70,7 @@ class Job:
             self.ended.put(int(step))
 
     def wait(self) -> int:
-        """The step in which the call ended. queue.Empty when it does not end."""
+        """How many steps the call has finished, when it has ended. queue.Empty when it does not end."""
         return self.ended.get(timeout=PATIENCE)
 
 
@@ -79,14 +80,15 @@ def job_server(plan: Plan, note: Callable[[str], object]) -> Server:
 
     @server.tool("long_job", "Takes many steps.", {"type": "object"})
     def long_job(arguments: Message, request: Request) -> str:
-        step = 0
+        finished = 0
         try:
-            for step in range(1, plan.steps + 1):
+            while finished < plan.steps:
                 request.sleep(plan.step_seconds)
+                finished += 1
                 note("ran")
-                request.progress(step, plan.steps)
+                request.progress(finished, plan.steps)
         finally:
-            note(f"ended {step}")
+            note(f"ended {finished}")
         return "All steps are done."
 
     return server
@@ -163,7 +165,7 @@ def over_stdio(job: Job) -> Row:
         child.send(call_of(1))
         progress_in(child.messages(), job.plan.leave_after)
         child.send(cancellation_of(1))
-        stopped_in = job.wait()
+        stopped_after = job.wait()
     job.ran = 0
     with Child(job) as child:
         child.send(call_of(1))
@@ -173,7 +175,7 @@ def over_stdio(job: Job) -> Row:
         child.send(call_of(1))
         arrived = progress_in(child.messages(), job.plan.steps)
         job.wait()
-    return Row("stdio", f"{arrived} lines on stdout", "notifications/cancelled on stdin", stopped_in,
+    return Row("stdio", f"{arrived} lines on stdout", "notifications/cancelled on stdin", stopped_after,
                "new process, called again", job.ran)
 
 
@@ -241,7 +243,7 @@ def over_http(job: Job, endpoint: type[Endpoint] = Endpoint) -> Row:
     with serving(server) as port:
         with call(1) as exchange:
             progress_in(exchange.messages(), job.plan.leave_after)
-        stopped_in = job.wait()
+        stopped_after = job.wait()
         job.ran = 0
         with call(2) as exchange:
             progress_in(exchange.messages(), job.plan.leave_after)
@@ -251,7 +253,7 @@ def over_http(job: Job, endpoint: type[Endpoint] = Endpoint) -> Row:
             job.wait()
     server.mcp.store.close()
     return Row("HTTP 2026-07-28", f"{arrived} events, {ids_in(exchange)} with an id", "closed the response stream",
-               stopped_in, "called again, with a new id", job.ran)
+               stopped_after, "called again, with a new id", job.ran)
 
 
 def over_legacy_http(job: Job) -> Row:
@@ -265,7 +267,7 @@ def over_legacy_http(job: Job) -> Row:
         with Exchange(port, "POST", session, call_of(1)) as exchange:
             progress_in(exchange.messages(), job.plan.leave_after)
             with Exchange(port, "POST", session, cancellation_of(1)):
-                stopped_in = job.wait()
+                stopped_after = job.wait()
         job.ran = 0
         with Exchange(port, "POST", session, call_of(2)) as dropped:
             before = progress_in(dropped.messages(), job.plan.leave_after)
@@ -276,7 +278,7 @@ def over_legacy_http(job: Job) -> Row:
             pass
     mcp.store.close()
     return Row("HTTP 2025-11-25", f"{before} + {after} events, {ids_in(dropped, resumed)} with an id",
-               "notifications/cancelled, a second POST", stopped_in, "GET with Last-Event-ID", job.ran)
+               "notifications/cancelled, a second POST", stopped_after, "GET with Last-Event-ID", job.ran)
 
 
 # ----------------------------------------------------------------------------------------------------- the comparison
@@ -284,7 +286,7 @@ def over_legacy_http(job: Job) -> Row:
 
 def is_the_lesson(plan: Plan, stdio: Row, modern: Row, legacy: Row) -> bool:
     """Whether the three did what the lesson says."""
-    stopped = all(plan.leave_after <= row.stopped_in < plan.steps for row in (stdio, modern, legacy))
+    stopped = all(plan.leave_after <= row.stopped_after < plan.steps for row in (stdio, modern, legacy))
     again = all(plan.steps < row.in_all < 2 * plan.steps for row in (stdio, modern))
     shown = [stdio.arrived, modern.arrived] == [f"{plan.steps} lines on stdout", f"{plan.steps} events, 0 with an id"]
     return stopped and again and shown and legacy.in_all == plan.steps and legacy.arrived.endswith(
@@ -295,7 +297,7 @@ def show(plan: Plan | None = None, endpoint: type[Endpoint] = Endpoint) -> int:
     """Prints the table; 0 when it is the lesson's. `endpoint` is the part of the server under test."""
     plan = plan or Plan()
     rows = [over_stdio(Job(plan)), over_http(Job(plan), endpoint), over_legacy_http(Job(plan))]
-    titles = ("transport", "progress arrived as", "cancelled by", "stopped in step", "after a drop", "steps in all")
+    titles = ("transport", "progress arrived as", "cancelled by", "stopped after", "after a drop", "steps in all")
     table = [titles, *(tuple(str(cell) for cell in row) for row in rows)]
     widths = [max(len(line[column]) for line in table) for column in range(len(titles))]
     print(f"A job of {plan.steps} steps, cancelled after {plan.leave_after}, then dropped after {plan.leave_after}:")
@@ -309,7 +311,8 @@ def show(plan: Plan | None = None, endpoint: type[Endpoint] = Endpoint) -> int:
 
 def main(arguments: list[str]) -> int:
     """Without arguments the comparison; `--stdio STEPS SECONDS LEAVE` is the stdio server that it starts."""
-    if not arguments:
+    if arguments[:1] != ["--stdio"]:
+        by_hand.parser_for(__doc__).parse_args(arguments)
         return show()
     plan = Plan(int(arguments[1]), float(arguments[2]), int(arguments[3]))
     serve_stdio(job_server(plan, lambda line: print(line, file=sys.stderr, flush=True)))
