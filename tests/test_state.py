@@ -202,6 +202,21 @@ def test_a_living_instance_keeps_its_task_however_long_it_is_silent(one, two, cl
     finish(one, task, 2, 3, 4, 5)
 
 
+def test_a_lock_that_another_process_holds_makes_no_instance_dead(one, two):
+    """Choice: who cannot write for a while is alive all the same, and its task is not run by two."""
+    task = one.create()
+    with locked(one.store):
+        one.gate.release()
+        assert one.step() == 2
+        for _ in range(5):
+            sweep(two)
+            sweep(one)
+    for _ in range(5):
+        sweep(two)
+    assert two.began.empty() and one.row(task)["deaths"] == 0
+    finish(one, task, 3, 4, 5)
+
+
 def test_a_task_is_taken_up_by_exactly_one_of_many(path):
     """Choice: the claim is one conditional statement, so that one task stays one piece of work."""
     with contextlib.ExitStack() as stack:
