@@ -474,6 +474,30 @@ def test_an_instance_that_was_away_for_less_than_that_tells_all(tmp_path, monkey
         assert {one["method"] for one in exchange.messages[1:]} == set(MESSAGES.values())
 
 
+class Between(threading.Event):
+    """Has something happen right after a wait for it has run out, before the one who waited goes on."""
+
+    happening = None
+
+    def wait(self, timeout=None):
+        woken = super().wait(timeout)
+        if not woken and (happening := self.happening):
+            self.happening = None
+            happening()
+        return woken
+
+
+def test_a_change_that_comes_between_the_keepers_wait_and_its_look_is_told():
+    """Choice: what wakes is forgotten only by who has been woken by it: in memory nothing else tells of a commit."""
+    server = demo_server(0)
+    server.store.committed = Between()
+    with alive(server):
+        exchange = listen(server, Exchange(), {"toolsListChanged": True})
+        server.store.committed.happening = lambda: server.list_changed("tools")
+        assert eventually(lambda: len(exchange.texts) == 2)
+        server.subscriptions.forget(exchange)
+
+
 def test_a_change_that_was_undone_is_not_told(demo):
     """Choice: the change is a row of the transaction that makes it true."""
     exchange = listen(demo, Exchange(), {"toolsListChanged": True, "promptsListChanged": True})
