@@ -528,7 +528,7 @@ def test_a_row_that_cannot_be_read_keeps_nobody_from_hearing_of_the_others(demo,
 def test_a_cancellation_among_changes_that_were_missed_stops_the_work_all_the_same(tmp_path, monkeypatch):
     """Choice: who cannot know what was in the feed looks at all that it has running."""
     monkeypatch.setattr(reference_server, "MAX_CHANGES", 3)
-    with (alive(demo_server(PATIENCE, Store(str(tmp_path / "state")))) as one,
+    with (alive(demo_server(60 * PATIENCE, Store(str(tmp_path / "state")))) as one,
           alive(demo_server(0, Store(str(tmp_path / "state")))) as two):
         task = call_tool(one, "build_report", {"month": "May"}, capabilities=HAS_TASKS)["result"]["taskId"]
         deliver = one.subscriptions.deliver
