@@ -251,7 +251,7 @@ def test_a_worker_whose_row_was_taken_up_by_another_writes_nothing_more(one, two
     finish(two, task, 2, 3, 4, 5)
 
 
-def test_a_worker_of_an_earlier_run_is_a_stranger_to_its_own_instance(one):
+def test_a_worker_of_an_earlier_run_is_a_stranger_to_its_own_instance(one, lines):
     """Choice: a task belongs to a run and not to an instance, or an old worker would write into the new one's row."""
     task = one.create()
     one.store.execute("UPDATE tasks SET owner = NULL")
@@ -261,6 +261,7 @@ def test_a_worker_of_an_earlier_run_is_a_stranger_to_its_own_instance(one):
     assert eventually(lambda: one.status(task) == "completed")
     assert eventually(lambda: not one.tasks.running)
     assert sorted(one.step() for _ in range(4)) == [2, 3, 4, 5] and one.began.empty()
+    assert "(no longer this worker's)" in lines.text and "Traceback" not in lines.text
 
 
 def test_an_instance_without_the_tool_leaves_the_task_to_one_that_has_it(one, path):
