@@ -1809,7 +1809,7 @@ class Store:
     def connect(self, timeout: float) -> sqlite3.Connection:
         """A connection. A reader waits only where somebody mends what a killed process has left."""
         try:
-            db = sqlite3.connect(self.path, timeout, isolation_level=None, check_same_thread=False)
+            db = sqlite3.connect(self.path, timeout=timeout, isolation_level=None, check_same_thread=False)
         except sqlite3.Error as problem:
             raise StoreTrouble(str(problem)) from problem
         db.row_factory = sqlite3.Row
@@ -2043,7 +2043,8 @@ class TaskRequest(Request):
                 store.tell("task", str(self.id))
         if not changed:
             self.tasks.stop_lost([str(self.id)])
-            raise Cancelled(self.reason or "its run is over")
+            self.cancel("no longer this worker's")  # if the task is already in its next run here
+            raise Cancelled(self.reason)
 
     def report(self, done: float, total: float | None, message: str | None) -> None:
         """Records the step, so that the next run can go on after it; one that cannot be written is dropped."""

@@ -202,6 +202,21 @@ def test_a_living_instance_keeps_its_task_however_long_it_is_silent(one, two, cl
     finish(one, task, 2, 3, 4, 5)
 
 
+def test_a_lock_that_another_process_holds_makes_no_instance_dead(one, two):
+    """Choice: who cannot write for a while is alive all the same, and its task is not run by two."""
+    task = one.create()
+    with locked(one.store):
+        one.gate.release()
+        assert one.step() == 2
+        for _ in range(5):
+            sweep(two)
+            sweep(one)
+    for _ in range(5):
+        sweep(two)
+    assert two.began.empty() and one.row(task)["deaths"] == 0
+    finish(one, task, 3, 4, 5)
+
+
 def test_a_task_is_taken_up_by_exactly_one_of_many(path):
     """Choice: the claim is one conditional statement, so that one task stays one piece of work."""
     with contextlib.ExitStack() as stack:
@@ -236,7 +251,7 @@ def test_a_worker_whose_row_was_taken_up_by_another_writes_nothing_more(one, two
     finish(two, task, 2, 3, 4, 5)
 
 
-def test_a_worker_of_an_earlier_run_is_a_stranger_to_its_own_instance(one):
+def test_a_worker_of_an_earlier_run_is_a_stranger_to_its_own_instance(one, lines):
     """Choice: a task belongs to a run and not to an instance, or an old worker would write into the new one's row."""
     task = one.create()
     one.store.execute("UPDATE tasks SET owner = NULL")
@@ -246,6 +261,7 @@ def test_a_worker_of_an_earlier_run_is_a_stranger_to_its_own_instance(one):
     assert eventually(lambda: one.status(task) == "completed")
     assert eventually(lambda: not one.tasks.running)
     assert sorted(one.step() for _ in range(4)) == [2, 3, 4, 5] and one.began.empty()
+    assert "(no longer this worker's)" in lines.text and "Traceback" not in lines.text
 
 
 def test_an_instance_without_the_tool_leaves_the_task_to_one_that_has_it(one, path):
@@ -1051,7 +1067,7 @@ def test_a_write_waits_for_others_of_its_own_process_too_but_not_for_ever(monkey
         assert len(problems) == 1 and len(store.read("SELECT * FROM handles")) == 1
 
 
-def test_the_keepers_writes_do_not_wait_at_all(one, two, path, lines):
+def test_the_keepers_writes_do_not_wait_at_all(one, two, path, lines, monkeypatch):
     """Choice: the keeper has more to do than to wait; it tries again, and says nothing of a moment's delay."""
     task = one.create()
     with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as other:
@@ -1060,6 +1076,9 @@ def test_the_keepers_writes_do_not_wait_at_all(one, two, path, lines):
         dies(one)
         with pytest.raises(StoreBusy):
             two.tasks.give_up_dead()
+        looks, purge = itertools.count(), two.store.purge
+        monkeypatch.setattr(two.store, "purge", lambda: (next(looks), purge()))
+        assert eventually(lambda: next(looks) > 200)  # nothing of what it does holds it up
         assert two.keeper.is_alive() and two.began.empty()
         other.execute("ROLLBACK")
     assert two.step() == 1

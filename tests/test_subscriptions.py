@@ -1,6 +1,7 @@
 """subscriptions/listen: its acknowledgement, its filter, its messages and its end."""
 
 import json
+import os
 import queue
 import threading
 
@@ -21,7 +22,7 @@ from support import (
 )
 
 import reference_server
-from reference_server import Exchange, Request, Server, Store, takes
+from reference_server import Exchange, Request, Server, StdioTransport, Store, takes
 
 CONFIG = "file:///project/config.json"
 ID = "io.modelcontextprotocol/subscriptionId"
@@ -481,6 +482,30 @@ def test_an_instance_that_was_away_for_less_than_that_tells_all(tmp_path, monkey
         assert {one["method"] for one in exchange.messages[1:]} == set(MESSAGES.values())
 
 
+class Between(threading.Event):
+    """Has something happen right after a wait for it has run out, before the one who waited goes on."""
+
+    happening = None
+
+    def wait(self, timeout=None):
+        woken = super().wait(timeout)
+        if not woken and (happening := self.happening):
+            self.happening = None
+            happening()
+        return woken
+
+
+def test_a_change_that_comes_between_the_keepers_wait_and_its_look_is_told():
+    """Choice: what wakes is forgotten only by who has been woken by it: in memory nothing else tells of a commit."""
+    server = demo_server(0)
+    server.store.committed = Between()
+    with alive(server):
+        exchange = listen(server, Bounded(), {"toolsListChanged": True})
+        server.store.committed.happening = lambda: server.list_changed("tools")
+        assert eventually(lambda: len(exchange.texts) == 2)
+        server.subscriptions.forget(exchange)
+
+
 def test_a_change_that_was_undone_is_not_told(demo):
     """Choice: the change is a row of the transaction that makes it true."""
     exchange = listen(demo, Bounded(), {"toolsListChanged": True, "promptsListChanged": True})
@@ -491,6 +516,70 @@ def test_a_change_that_was_undone_is_not_told(demo):
     assert eventually(lambda: len(exchange.texts) == 2)
     assert exchange.messages[1]["method"] == "notifications/prompts/list_changed"
     demo.subscriptions.forget(exchange)
+
+
+def test_a_row_that_cannot_be_read_keeps_nobody_from_hearing_of_the_others(demo, log):
+    """Choice: what one change holds is passed over with a traceback; the feed does not stand still before it."""
+    task = call_tool(demo, "build_report", {"month": "May"}, capabilities=HAS_TASKS)["result"]["taskId"]
+    exchange = listen(demo, Bounded(), {"taskIds": [task], "promptsListChanged": True}, capabilities=HAS_TASKS)
+    assert eventually(lambda: not demo.tasks.running)
+    written = demo.store.read("SELECT max(number) FROM changes")[0][0]
+    assert eventually(lambda: demo.subscriptions.seen == written)
+    with demo.store.transaction():
+        demo.store.tell("task", task, "no JSON")
+        demo.list_changed("prompts")
+    assert eventually(lambda: exchange.messages[-1]["method"] == "notifications/prompts/list_changed")
+    assert log.text.count("Traceback") == 1
+    demo.subscriptions.forget(exchange)
+
+
+def test_a_cancellation_among_changes_that_were_missed_stops_the_work_all_the_same(tmp_path, monkeypatch):
+    """Choice: who cannot know what was in the feed looks at all that it has running."""
+    monkeypatch.setattr(reference_server, "MAX_CHANGES", 3)
+    with (alive(demo_server(60 * PATIENCE, Store(str(tmp_path / "state")))) as one,
+          alive(demo_server(0, Store(str(tmp_path / "state")))) as two):
+        task = call_tool(one, "build_report", {"month": "May"}, capabilities=HAS_TASKS)["result"]["taskId"]
+        deliver = one.subscriptions.deliver
+        monkeypatch.setattr(one.subscriptions, "deliver", lambda: None)  # as if suspended
+        respond(two, "tasks/cancel", {"taskId": task}, capabilities=HAS_TASKS)
+        for _ in range(10):
+            two.list_changed("tools")
+        monkeypatch.setattr(one.subscriptions, "deliver", deliver)
+        two.list_changed("tools")
+        assert eventually(lambda: not one.tasks.running)
+
+
+def test_over_stdio_too_a_reader_that_is_too_far_behind_gets_its_end(monkeypatch):
+    """MUST (Cancellation › Cancellation): on stdio notifications/cancelled when it tears a subscription down."""
+    monkeypatch.setattr(reference_server, "MAX_QUEUED", 10)
+    uri = "x://" + "long" * 10_000
+    server = Server("s", "1")
+    server.resource(uri, "long")(lambda uri, request: "")
+    (source, entrance), (exit, sink) = os.pipe(), os.pipe()
+    transport = threading.Thread(target=StdioTransport(server, source, sink, "me").serve)
+    transport.start()
+    try:
+        wanted = message("subscriptions/listen", {"notifications": {"resourceSubscriptions": [uri]}}, id="s")
+        os.write(entrance, json.dumps(wanted).encode() + b"\n")
+        assert eventually(lambda: server.subscriptions.open)
+        for number in range(1, 30):  # the pipe holds one or two of them, the queue ten
+            server.resource_updated(uri)
+            assert eventually(lambda number=number: server.subscriptions.seen == number)
+        assert server.subscriptions.open == {}
+        os.close(entrance)
+        with open(exit, "rb") as output:
+            closing = threading.Thread(target=lambda: (transport.join(PATIENCE), os.close(sink)))
+            closing.start()
+            *told, result, note = [json.loads(line) for line in output]
+            closing.join(PATIENCE)
+        assert 10 < len(told) < 20 and all(one["params"]["_meta"] == {ID: "s"} for one in told)
+        assert (result["id"], result["result"]["_meta"][ID]) == ("s", "s")
+        assert (note["method"], note["params"]["requestId"]) == ("notifications/cancelled", "s")
+    finally:
+        transport.join(PATIENCE)
+        assert not transport.is_alive()
+        os.close(source)
+        server.store.close()
 
 
 # ---- what one listen may cost ----

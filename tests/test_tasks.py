@@ -847,6 +847,42 @@ def test_a_task_that_expires_while_it_is_answered_is_unknown(server, monkeypatch
     assert "Traceback" not in log.text
 
 
+def test_a_task_that_is_cancelled_while_it_is_answered_stays_cancelled(server, monkeypatch):
+    """Choice: cancelling is final: what is written was read in the same transaction."""
+    task = create(server, "asks", capabilities=CAN_ASK)
+    wait_for(server, task, "input_required")
+    find, looks = server.tasks.find, []
+
+    def too_late(request, rows):
+        looks.append(rows)
+        if len(looks) == 2:  # the second look is the one in the transaction
+            server.store.execute("UPDATE tasks SET status = 'cancelled' WHERE id = ?", task)
+        return find(request, rows)
+
+    monkeypatch.setattr(server.tasks, "find", too_late)
+    assert is_acknowledgement(server, update(server, task, {"a": accept("1"), "b": accept("2")}))
+    monkeypatch.undo()
+    assert get(server, task)["status"] == "cancelled"
+    assert eventually(lambda: not server.tasks.running)
+
+
+def test_a_task_that_is_cancelled_before_its_run_can_be_stopped_does_not_run(server, monkeypatch):
+    """Choice: between the row and the worker's entry the feed has nobody to stop; so a run begins with a look."""
+    admit = server.tasks.admit
+
+    def late(row):
+        server.store.execute("UPDATE tasks SET status = 'cancelled' WHERE id = ?", row["id"])
+        server.store.tell("task", row["id"])
+        written = server.store.read("SELECT max(number) FROM changes")[0][0]
+        assert eventually(lambda: server.subscriptions.seen == written)
+        return admit(row)
+
+    monkeypatch.setattr(server.tasks, "admit", late)
+    task = create(server, "gated")
+    assert eventually(lambda: not server.tasks.running)
+    assert get(server, task)["status"] == "cancelled" and server.runs == []
+
+
 def test_a_finished_task_expires_too(server):
     """MAY (Tasks Extension › Protocol Errors): a purged task cannot be found."""
     task = create(server, "fails")
