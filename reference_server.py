@@ -788,7 +788,7 @@ def elicit_url(message: str, url: str) -> Json:
 # that serve them, questions to the user, and subscriptions. Each method stands by itself; skip what you do not need.
 # ================================================================================================================
 
-# ------------------------------------------------------------------------------------------------------- schemas
+# ---- schemas ----------------------------------------------------------------------------------------------------
 
 Check = Callable[[Any], str | None]
 NUMBER, STRING, ARRAY, MEMBERS = (int, float), (str,), (list,), (dict,)
@@ -1083,7 +1083,7 @@ check_authored = {kind: compile_schema(schema) for kind, schema in {
 }.items()}
 
 
-# ------------------------------------------------------------------------------------------ the registry and dispatch
+# ---- the registry, and the methods ------------------------------------------------------------------------------
 
 
 class Tool(NamedTuple):
@@ -1595,7 +1595,7 @@ class RateLimit:
             return 0
 
 
-# ------------------------------------------------------------------------------------------------- subscriptions
+# ---- subscriptions ----------------------------------------------------------------------------------------------
 
 FILTERS = {"tools": "toolsListChanged", "prompts": "promptsListChanged", "resources": "resourcesListChanged",
            "resource": "resourceSubscriptions", "task": "taskIds"}
@@ -1746,7 +1746,10 @@ def cut(message: Json, places: int = 1) -> list[bytes]:
     return sse.encode_json({"jsonrpc": "2.0"} | message).split(sse.encode_json(HERE), places)
 
 
-# ------------------------------------------------------------------------- the store: a handle is a row, life a lock
+# ================================================================================================================
+# Part 3. What outlives a request: a handle is a row, life is a lock, a task runs again from the top. Several instances
+# share one file, and each sentence below stands for a race between them. Who wants the protocol alone may skip it.
+# ================================================================================================================
 
 APPLICATION_ID, SCHEMA_VERSION = 0x4D435028, 1
 SCHEMA = (
@@ -2011,7 +2014,7 @@ def try_lock(descriptor: int) -> bool:
     return False
 
 
-# --------------------------------------------------------------------------------------------------------- tasks
+# ---- tasks ------------------------------------------------------------------------------------------------------
 
 UNFINISHED = ("working", "input_required")
 
@@ -2319,7 +2322,9 @@ def iso_time(seconds: float) -> str:
     return datetime.datetime.fromtimestamp(seconds, datetime.UTC).isoformat(timespec="milliseconds")
 
 
-# --------------------------------------------------------------------------------------------- the demo catalogue
+# ================================================================================================================
+# Part 4. The demo: what the lessons call. It uses nothing but the decorators of part 2 and the verbs of `Request`.
+# ================================================================================================================
 
 READS = {"readOnlyHint": True, "openWorldHint": False}
 ADDS = {"readOnlyHint": False, "destructiveHint": False, "idempotentHint": False, "openWorldHint": False}
