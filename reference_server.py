@@ -539,7 +539,6 @@ def open_request(server: Server, message: Json, exchange: Exchange, user: str, f
         request.state = server.unseal(request, sealed)
     if method in check_params and (problem := check_params[method](params)):
         raise Rejection(INVALID_PARAMS, f"params{problem}", rule="Overview › Requests")
-    request.responses = params.get("inputResponses") or {}
     return request
 
 
@@ -594,7 +593,7 @@ class Request:
         self.capabilities: Json = self.meta.get(CAPABILITIES_KEY, {})
         self.exchange, self.user = exchange, user
         self.reported: float | None = None  # the highest progress so far
-        self.responses: Json = {}  # the inputResponses of a retried request; in a task, all answers so far
+        self.responses: Json = self.params.get("inputResponses") or {}  # of a retry; in a task, all answers so far
         self.state: Any = None  # what `input_required(state=…)` sealed in the round before
         self.asked: Json = {}  # the schemas of the forms that were asked for in that round
         self.held: Json = {}  # by method: the notification that came too fast to be sent
@@ -838,6 +837,8 @@ class Place(NamedTuple):
             check_keyword = make(argument, self)
             for one in by_type.keys() & types:
                 by_type[one].append(check_keyword)
+        if not any(by_type.values()):  # what most values are asked for is a type, which is soon told
+            return lambda value: None if type(value) in by_type else wrong
 
         def check(value: Any) -> str | None:
             for one in by_type.get(type(value), others):
@@ -1019,24 +1020,20 @@ check_shape = compile_schema(takes({"params": OBJECT}, jsonrpc={"enum": ["2.0"]}
 CAPABILITIES = takes(dict.fromkeys(("elicitation", "sampling", "roots"), OBJECT)
                      | dict.fromkeys(("extensions", "experimental"), OBJECTS))
 check_metadata = compile_schema(takes(
-    {META + "clientInfo": takes(name=TEXT, version=TEXT), META + "logLevel": {"enum": list(LOG_LEVELS)},
-     "progressToken": {"type": ["string", "integer"]}}, **{META + "protocolVersion": TEXT, META + "clientCapabilities": CAPABILITIES}))
+    {META + "clientInfo": takes(name=TEXT, version=TEXT), LEVEL_KEY: {"enum": list(LOG_LEVELS)},
+     "progressToken": {"type": ["string", "integer"]}}, **{VERSION_KEY: TEXT, CAPABILITIES_KEY: CAPABILITIES}))
 # choice: null counts as absent in what a client merely echoes, because client libraries send it so.
 ECHOED: Json = {"inputResponses": OBJECTS | {"type": ["object", "null"]}, "requestState": {"type": ["string", "null"]}}
-PARAMS: dict[str, Json] = {
+check_params = {method: compile_schema(schema) for method, schema in {
     "tools/call": takes({"arguments": OBJECT} | ECHOED, name=TEXT),
-    "prompts/get": takes({"arguments": TEXTS} | ECHOED, name=TEXT),
-    "resources/read": takes(ECHOED, uri=TEXT),
+    "prompts/get": takes({"arguments": TEXTS} | ECHOED, name=TEXT), "resources/read": takes(ECHOED, uri=TEXT),
     "completion/complete": takes({"context": takes({"arguments": TEXTS})}, argument=takes(name=TEXT, value=TEXT),
                                  ref=takes({"name": TEXT, "uri": TEXT}, type={"enum": ["ref/prompt", "ref/resource"]})),
     "subscriptions/listen": takes(notifications=takes({
         "toolsListChanged": BOOLEAN, "promptsListChanged": BOOLEAN, "resourcesListChanged": BOOLEAN,
         "resourceSubscriptions": TEXT_LIST, "taskIds": TEXT_LIST})),
-    "tasks/get": takes(taskId=TEXT),
-    "tasks/update": takes(taskId=TEXT, inputResponses=OBJECT),
-    "tasks/cancel": takes(taskId=TEXT),
-}
-check_params = {method: compile_schema(schema) for method, schema in PARAMS.items()}
+    "tasks/get": takes(taskId=TEXT), "tasks/update": takes(taskId=TEXT, inputResponses=OBJECT),
+    "tasks/cancel": takes(taskId=TEXT)}.items()}
 WAITING = ("tasks/update", "tasks/cancel", "completion/complete")  # they write, or call an author's function
 check_elicited = compile_schema(takes({"content": {"type": ["object", "null"]}},
                                       action={"enum": ["accept", "decline", "cancel"]}))
@@ -1132,7 +1129,7 @@ class Server:
             "subscriptions/listen": self.subscriptions.listen, "tasks/get": self.tasks.get,
             "tasks/update": self.tasks.update, "tasks/cancel": self.tasks.cancel}
 
-    # what a server is built from; each is a decorator. `quick`: it neither waits nor computes for long, so that it is
+    # What a server is built from; each is a decorator. `quick`: it neither waits nor computes for long, so that it is
     # answered where requests are read; what touches the state is not quick.
 
     def tool(self, name: str, description: str, input_schema: Json, *, title: str | None = None,
@@ -1289,13 +1286,14 @@ class Server:
         key, table = self.lists[request.method]
         items = [entry.definition for entry in table.values() if key != "tools" or self.is_listed(entry)]
         size = self.page_sizes.get(key) or len(items) or 1
-        cursors = {make_cursor(start): start for start in range(size, len(items), size)}
-        cursor = request.params.get("cursor")
-        if cursor is not None and (not isinstance(cursor, str) or cursor not in cursors):
-            raise Rejection(INVALID_PARAMS, "This cursor is not valid", rule="Pagination › Error Handling")
-        start = cursors[cursor] if cursor else 0
-        following = present(nextCursor=make_cursor(start + size) if start + size < len(items) else None)
-        return {key: items[start : start + size]} | following | cacheable(300_000)
+        cursors = [make_cursor(start) for start in range(size, len(items), size)]  # of the second page and on
+        page, cursor = 0, request.params.get("cursor")
+        if cursor is not None:
+            if cursor not in cursors:
+                raise Rejection(INVALID_PARAMS, "This cursor is not valid", rule="Pagination › Error Handling")
+            page = cursors.index(cursor) + 1
+        following = {"nextCursor": cursors[page]} if page < len(cursors) else {}
+        return {key: items[page * size :][:size]} | following | cacheable(300_000)
 
     # tools, resources, prompts, completion
 
@@ -1354,10 +1352,10 @@ class Server:
         if entry is None:
             raise Rejection(INVALID_PARAMS, f"Unknown prompt: {request.params['name'][:100]}",
                             rule="Prompts › Error Handling")
-        declared = entry.definition["arguments"]
-        if missing := [one["name"] for one in declared if one.get("required") and one["name"] not in arguments]:
+        declared = {one["name"]: one.get("required") for one in entry.definition["arguments"]}
+        if missing := [name for name, required in declared.items() if required and name not in arguments]:
             raise Rejection(INVALID_PARAMS, f"Missing required argument: {missing[0]}", rule="Prompts › Error Handling")
-        check_known(arguments, [one["name"] for one in declared], "Prompts › Security")
+        check_known(arguments, declared, "Prompts › Security")
         content = entry.function(arguments, request)
         if isinstance(content, dict):
             return content
@@ -1433,13 +1431,13 @@ def register_in(table: dict[Any, Entry], key: Any, definition: Json, quick: bool
 
 
 def check_authored_as(kind: str, value: Any) -> Any:
-    """The value; ValueError, for its author, when it is not what it should be."""
+    """The value; ValueError, for its author, when it is none of that kind."""
     if problem := check_authored[kind](value):
         raise ValueError(f"{kind}{problem}: {value!r:.200}")
     return value
 
 
-def check_known(names: Iterable[str], known: list[str], rule: str) -> None:
+def check_known(names: Iterable[str], known: Iterable[str], rule: str) -> None:
     """Rejection for an argument that nobody declared."""
     for name in names:
         if name not in known:
@@ -1454,7 +1452,7 @@ def present(**members: Any) -> Json:
 def run_tool(tool: Entry, arguments: Json, request: Request) -> Json:
     """A tool's function, and its outcome as a result."""
     try:
-        result = tool.function(arguments, request)
+        result: str | Json = tool.function(arguments, request)
     except ToolError as failure:
         return text_result(str(failure)) | {"isError": True}
     if isinstance(result, str):
@@ -1463,15 +1461,13 @@ def run_tool(tool: Entry, arguments: Json, request: Request) -> Json:
         check_authored_as("content", result["content"])
     if "structuredContent" in result:
         structured = result["structuredContent"]
-        problem = tool.check_output(structured) if tool.check_output else None
-        # spec: Tools › Structured Content: SHOULD also return the serialized JSON in a TextContent block
-        result = text_result(json.dumps(structured, ensure_ascii=False)) | result
-    else:
-        excused = tool.check_output is None or result.get("isError") or "resultType" in result
-        problem = None if excused else " is missing"
-    if problem:
         # spec: Tools › Output Schema: MUST provide structured results that conform to this schema
-        raise ValueError(f"structuredContent{problem}")
+        if tool.check_output and (problem := tool.check_output(structured)):
+            raise ValueError(f"structuredContent{problem}")
+        # spec: Tools › Structured Content: SHOULD also return the serialized JSON in a TextContent block
+        return text_result(json.dumps(structured, ensure_ascii=False)) | result
+    if tool.check_output and not (result.get("isError") or "resultType" in result):
+        raise ValueError("structuredContent is missing")
     return result
 
 
@@ -2294,7 +2290,9 @@ def iso_time(seconds: float) -> str:
     return datetime.datetime.fromtimestamp(seconds, datetime.UTC).isoformat(timespec="milliseconds")
 
 
-# --------------------------------------------------------------------------------------------- the demo catalogue
+# ================================================================================================================
+# Part 4. The demo: the tools, resources and prompts of the lessons, built as anybody would build a server.
+# ================================================================================================================
 
 READS = {"readOnlyHint": True, "openWorldHint": False}
 ADDS = {"readOnlyHint": False, "destructiveHint": False, "idempotentHint": False, "openWorldHint": False}
@@ -2307,19 +2305,16 @@ def demo_server(step_seconds: float = 1.0, store: Store | None = None,
     about = "A demo: weather, carts, flights, and a report that takes its time."
     server = Server("mcp-reference-server", "1.0.0", about, page_size=2, store=store, rate=rate, changing=["tools"])
     add_report(server, step_seconds)
-    add_weather(server)
-    add_shop(server)
-    add_spoofing_lesson(server)
-    add_questions(server)
-    add_switches(server)
-    add_documents(server)
+    for add in (add_weather, add_shop, add_library, add_questions, add_switches, add_documents):
+        add(server)
     return server
 
 
 def add_report(server: Server, step_seconds: float) -> None:
     """The slow call that the story is about."""
     month = TEXT | {"description": "as 2026-09, or May", "pattern": r"^(\d{4}-(0[1-9]|1[0-2])|[A-Z][a-z]{2,8})$"}
-    charts_or_not = {"charts": BOOLEAN | {"title": "Charts", "description": "one for each week"}}
+    form = elicit("Include charts in the report?",
+                  {"charts": BOOLEAN | {"title": "Charts", "description": "one for each week"}})
 
     @server.tool("build_report", "Builds a monthly report in ten slow steps. Reports progress; stops when you hang up;"
                  " a task for clients that know tasks.", takes(month=month), annotations=READS)
@@ -2328,7 +2323,7 @@ def add_report(server: Server, step_seconds: float) -> None:
         work(request, 1, 5)
         charts = ""
         if request.can_ask():
-            request.ask({"charts": elicit("Include charts in the report?", charts_or_not)})
+            request.ask({"charts": form})
             charts = ", with charts" if (request.accepted("charts") or {}).get("charts") else ", without charts"
         work(request, 6, 10)
         return f"The report for {arguments['month']} is ready{charts}."
@@ -2350,18 +2345,17 @@ def add_weather(server: Server) -> None:
 
     @server.tool("get_weather", "The weather at a place, as text.", takes(location=TEXT), annotations=READS, quick=True)
     def get_weather(arguments: Json, request: Request) -> str:
-        location = arguments["location"]
-        return "{temperature} °C and {conditions} in ".format(**weather(location)) + f"{location}."
+        now = weather(arguments["location"])
+        return f"{now['temperature']} °C and {now['conditions']} in {arguments['location']}."
 
-    percent = {"type": "integer", "minimum": 0, "maximum": 100}
-    report = takes(temperature={"type": "number"}, conditions=TEXT, humidity=percent)
+    report = takes(temperature=SOME_NUMBER, conditions=TEXT, humidity=COUNT | {"maximum": 100})
 
     @server.tool("get_weather_data", "The weather at a place, as data.", takes(location=TEXT), output_schema=report,
                  annotations=READS, quick=True)
     def get_weather_data(arguments: Json, request: Request) -> Json:
         return {"structuredContent": weather(arguments["location"])}
 
-    region = {"type": "string", "description": "where to run it; gateways route by it", "x-mcp-header": "Region"}
+    region = TEXT | {"description": "where to run it; gateways route by it", "x-mcp-header": "Region"}
 
     @server.tool("execute_sql", "Pretends to run a query in a region.", takes(region=region, query=TEXT),
                  annotations=READS, quick=True)
@@ -2377,17 +2371,15 @@ def add_shop(server: Server) -> None:
     def create_cart(arguments: Json, request: Request) -> Json:
         return {"structuredContent": {"cartId": server.store.new_handle("cart", request.user, [])}}
 
-    items = takes(items={"type": "array", "items": TEXT})
-
-    @server.tool("add_to_cart", "Puts an article into a cart.", takes(cartId=TEXT, sku=TEXT), output_schema=items,
-                 annotations=ADDS)
+    @server.tool("add_to_cart", "Puts an article into a cart.", takes(cartId=TEXT, sku=TEXT),
+                 output_schema=takes(items=TEXT_LIST), annotations=ADDS)
     def add_to_cart(arguments: Json, request: Request) -> Json:
         content = server.store.append("cart", arguments["cartId"], request.user, arguments["sku"])
         if content is None:  # another user's cart is answered like one that never was
             raise ToolError("There is no such cart, or it has expired. Create one with create_cart.")
         return {"structuredContent": {"items": content}}
 
-    @server.tool("book_flight", "Books a flight.", takes(to=TEXT, date={"type": "string", "description": "YYYY-MM-DD"}),
+    @server.tool("book_flight", "Books a flight.", takes(to=TEXT, date=TEXT | {"description": "YYYY-MM-DD"}),
                  annotations=ADDS, quick=True)
     def book_flight(arguments: Json, request: Request) -> str:
         today = datetime.date.today()
@@ -2397,7 +2389,7 @@ def add_shop(server: Server) -> None:
         raise ToolError(f"The departure must be a date in the future, as YYYY-MM-DD. Today is {today}.")
 
 
-def add_spoofing_lesson(server: Server) -> None:
+def add_library(server: Server) -> None:
     """A harmless tool that a gateway allows, and one that it does not."""
     titles = ["Emma", "Middlemarch", "Moby-Dick", "The Trial", "Ulysses"]
 
@@ -2414,15 +2406,13 @@ def add_spoofing_lesson(server: Server) -> None:
 
 def add_questions(server: Server) -> None:
     """Tools that need something from the user first: a form, and a page for what must not pass through the client."""
-
     login = TEXT | {"title": "GitHub user name", "minLength": 1}
     form = elicit("Please provide your GitHub user name", {"name": login})
 
     @server.tool("create_repo", "Creates a repository; asks for your GitHub user name.", takes(repo=TEXT),
                  annotations=ADDS)
     def create_repo(arguments: Json, request: Request) -> str | Json:
-        answer = request.accepted("github_login", form)
-        if answer is not None:
+        if (answer := request.accepted("github_login", form)) is not None:
             return f"Created {answer['name']}/{arguments['repo']}."
         if "github_login" in request.responses:
             return "No repository was created, as you wished."
@@ -2484,15 +2474,13 @@ def add_documents(server: Server) -> None:
         return json.dumps({"debug": False, "touched": touched[0]["value"] if touched else None})
 
     documents = {"README.md": "# The project\n", "CHANGES.md": "Nothing yet.\n", "LICENSE": "Use it as you like.\n"}
-
-    def document(uri: str, values: dict[str, str], request: Request) -> str | None:
-        return documents.get(values["name"])
-
     for name in documents:
         server.resource(f"file:///project/{name}", name, quick=True)(lambda uri, request, name=name: documents[name])
-    server.resource_template("file:///project/{name}", "project files", description="A file of the project",
-                             quick=True)(document)
-    languages = ["c", "go", "haskell", "java", "javascript", "python", "ruby", "rust", "typescript"]
+
+    @server.resource_template("file:///project/{name}", "project files", description="A file of the project",
+                              quick=True)
+    def document(uri: str, values: dict[str, str], request: Request) -> str | None:
+        return documents.get(values["name"])
 
     @server.prompt("code_review", "Asks for a review of some code.", [
         {"name": "code", "description": "the code to review", "required": True},
@@ -2502,6 +2490,7 @@ def add_documents(server: Server) -> None:
 
     @server.completion("ref/prompt", "code_review", "language", quick=True)
     def language(value: str, context: dict[str, str], request: Request) -> list[str]:
+        languages = ["c", "go", "haskell", "java", "javascript", "python", "ruby", "rust", "typescript"]
         return [one for one in languages if one.startswith(value.lower())]
 
 
