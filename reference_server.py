@@ -1286,14 +1286,12 @@ class Server:
         key, table = self.lists[request.method]
         items = [entry.definition for entry in table.values() if key != "tools" or self.is_listed(entry)]
         size = self.page_sizes.get(key) or len(items) or 1
-        cursors = [make_cursor(start) for start in range(size, len(items), size)]  # of the second page and on
-        page, cursor = 0, request.params.get("cursor")
-        if cursor is not None:
-            if cursor not in cursors:
-                raise Rejection(INVALID_PARAMS, "This cursor is not valid", rule="Pagination › Error Handling")
-            page = cursors.index(cursor) + 1
-        following = {"nextCursor": cursors[page]} if page < len(cursors) else {}
-        return {key: items[page * size :][:size]} | following | cacheable(300_000)
+        further = [base64.b64encode(b"after %d" % start).decode() for start in range(size, len(items), size)]
+        cursors = [None, *further, None]  # the first page has none, and the last none to follow
+        if (cursor := request.params.get("cursor")) not in cursors:
+            raise Rejection(INVALID_PARAMS, "This cursor is not valid", rule="Pagination › Error Handling")
+        page = cursors.index(cursor)
+        return {key: items[page * size :][:size]} | present(nextCursor=cursors[page + 1]) | cacheable(300_000)
 
     # tools, resources, prompts, completion
 
@@ -1481,11 +1479,6 @@ def cacheable(ttl_ms: int, scope: str = "public") -> Json:
     return {"ttlMs": ttl_ms, "cacheScope": scope}
 
 
-def make_cursor(position: int) -> str:
-    """Opaque to clients: only this server reads it."""
-    return base64.b64encode(b"after %d" % position).decode()
-
-
 VARIABLE = r"\{([A-Za-z0-9_]+)\}"  # rfc6570 §3.2.2: {var}; in the manner of §1.2, level 1
 
 
@@ -1505,22 +1498,13 @@ def match_template(template: str, uri: str) -> dict[str, str] | None:
         while parts:
             name, literal = parts.pop(), parts.pop()
             start = segment.rfind(literal, 0, end - 1) if parts else 0
-            found = start >= 0 and segment.startswith(literal, start)
-            value = value_in_uri(segment[start + len(literal) : end]) if found else ""
-            if not value:
+            value = unquote(segment[start + len(literal) : end], errors="surrogateescape")  # which is not printable
+            # spec: Resources › Security Considerations: MUST sanitize file paths to prevent directory traversal
+            climbs = not value.strip(".") or not value.isprintable() or "/" in value or "\\" in value
+            if climbs or start < 0 or not segment.startswith(literal, start):
                 return None
             values[name], end = value, start
     return values
-
-
-def value_in_uri(text: str) -> str:
-    """What a variable stands for; nothing for what is no text, or would climb out of where it belongs."""
-    # spec: Resources › Security Considerations: MUST sanitize file paths to prevent directory traversal
-    with contextlib.suppress(UnicodeDecodeError):
-        value = unquote(text, errors="strict")
-        if value.strip(".") and value.isprintable() and not set(value) & set("/\\"):
-            return value
-    return ""
 
 
 def origin_of(request: Request) -> Json:
@@ -2476,11 +2460,8 @@ def add_documents(server: Server) -> None:
     documents = {"README.md": "# The project\n", "CHANGES.md": "Nothing yet.\n", "LICENSE": "Use it as you like.\n"}
     for name in documents:
         server.resource(f"file:///project/{name}", name, quick=True)(lambda uri, request, name=name: documents[name])
-
-    @server.resource_template("file:///project/{name}", "project files", description="A file of the project",
-                              quick=True)
-    def document(uri: str, values: dict[str, str], request: Request) -> str | None:
-        return documents.get(values["name"])
+    server.resource_template("file:///project/{name}", "project files", description="A file of the project",
+                             quick=True)(lambda uri, values, request: documents.get(values["name"]))
 
     @server.prompt("code_review", "Asks for a review of some code.", [
         {"name": "code", "description": "the code to review", "required": True},
