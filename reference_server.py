@@ -837,7 +837,7 @@ class Place(NamedTuple):
             check_keyword = make(argument, self)
             for one in by_type.keys() & types:
                 by_type[one].append(check_keyword)
-        if not any(by_type.values()):  # what most values are asked for is a type, which is soon told
+        if not any(by_type.values()):  # a type is all that most members must have
             return lambda value: None if type(value) in by_type else wrong
 
         def check(value: Any) -> str | None:
@@ -1392,8 +1392,7 @@ class Server:
         return f"{text}.{self.signature(text)}"
 
     def unseal(self, request: Request, sealed: Any) -> Any:
-        """The state inside; the forms that were asked for go to the request. One message for every cause, so that a
-        refusal teaches nothing."""
+        """The state inside; what was asked goes to the request. One refusal for every cause, so that it teaches nothing."""
         text, _, signature = sealed.rpartition(".") if isinstance(sealed, str) else ("", "", "")
         if hmac.compare_digest(self.signature(text).encode(), signature.encode("utf-8", "backslashreplace")):
             payload = json.loads(base64.urlsafe_b64decode(text))
