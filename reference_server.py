@@ -1198,7 +1198,7 @@ class Server:
         question = "SELECT 1 FROM settings WHERE name = ? AND value = 'yes'"
         return not tool.switchable or self.store.read(question, f"listed {tool.definition['name']}") != []
 
-    # its life
+    # ---- its life
 
     def start(self) -> None:
         """Begins the housekeeping."""
@@ -1268,7 +1268,7 @@ class Server:
         meta = self.result_meta | result["_meta"] if "_meta" in result else self.result_meta
         return {"resultType": "complete", **result, "_meta": meta}
 
-    # server/discover and the lists
+    # ---- server/discover and the lists
 
     def discover(self, request: Request) -> Json:
         """server/discover: what this server speaks and offers."""
@@ -1293,7 +1293,7 @@ class Server:
         page = cursors.index(cursor)
         return {key: items[page * size :][:size]} | present(nextCursor=cursors[page + 1]) | cacheable(300_000)
 
-    # tools, resources, prompts, completion
+    # ---- tools, resources, prompts, completion
 
     def limit_rate(self, request: Request, rule: str) -> None:
         """Rejection for a user who asks too often."""
@@ -1383,7 +1383,7 @@ class Server:
         values = entry.function(argument["value"], others, request) if entry else []
         return {"completion": {"values": values[:100], "total": len(values), "hasMore": len(values) > 100}}
 
-    # multi round-trip requests: the state travels with the client, sealed
+    # ---- multi round-trip requests: the state travels with the client, sealed
 
     def seal(self, request: Request, state: Any, forms: Json) -> str:
         """requestState: bound to the request, its user and a time, so that it is of no use anywhere else."""
@@ -1392,7 +1392,7 @@ class Server:
         return f"{text}.{self.signature(text)}"
 
     def unseal(self, request: Request, sealed: Any) -> Any:
-        """The state inside; what was asked goes to the request. One refusal for every cause, so that it teaches nothing."""
+        """The state inside; what was asked goes to the request. One refusal for every cause: it teaches nothing."""
         text, _, signature = sealed.rpartition(".") if isinstance(sealed, str) else ("", "", "")
         if hmac.compare_digest(self.signature(text).encode(), signature.encode("utf-8", "backslashreplace")):
             payload = json.loads(base64.urlsafe_b64decode(text))
@@ -2288,7 +2288,7 @@ def demo_server(step_seconds: float = 1.0, store: Store | None = None,
     about = "A demo: weather, carts, flights, and a report that takes its time."
     server = Server("mcp-reference-server", "1.0.0", about, page_size=2, store=store, rate=rate, changing=["tools"])
     add_report(server, step_seconds)
-    for add in (add_weather, add_shop, add_library, add_questions, add_switches, add_documents):
+    for add in (add_weather, add_shop, add_questions, add_switches, add_documents):
         add(server)
     return server
 
@@ -2296,8 +2296,7 @@ def demo_server(step_seconds: float = 1.0, store: Store | None = None,
 def add_report(server: Server, step_seconds: float) -> None:
     """The slow call that the story is about."""
     month = TEXT | {"description": "as 2026-09, or May", "pattern": r"^(\d{4}-(0[1-9]|1[0-2])|[A-Z][a-z]{2,8})$"}
-    form = elicit("Include charts in the report?",
-                  {"charts": BOOLEAN | {"title": "Charts", "description": "one for each week"}})
+    charts_or_not = {"charts": BOOLEAN | {"title": "Charts", "description": "one for each week"}}
 
     @server.tool("build_report", "Builds a monthly report in ten slow steps. Reports progress; stops when you hang up;"
                  " a task for clients that know tasks.", takes(month=month), annotations=READS)
@@ -2306,7 +2305,7 @@ def add_report(server: Server, step_seconds: float) -> None:
         work(request, 1, 5)
         charts = ""
         if request.can_ask():
-            request.ask({"charts": form})
+            request.ask({"charts": elicit("Include charts in the report?", charts_or_not)})
             charts = ", with charts" if (request.accepted("charts") or {}).get("charts") else ", without charts"
         work(request, 6, 10)
         return f"The report for {arguments['month']} is ready{charts}."
@@ -2347,7 +2346,8 @@ def add_weather(server: Server) -> None:
 
 
 def add_shop(server: Server) -> None:
-    """State is a handle: a cart is a name that works for its user alone."""
+    """State is a handle: a cart is a name that works for its user alone. A gateway allows search, not place_hold."""
+    titles = ["Emma", "Middlemarch", "Moby-Dick", "The Trial", "Ulysses"]
 
     @server.tool("create_cart", "Creates an empty cart; it is kept for 24 hours after its last use.", takes(),
                  output_schema=takes(cartId=TEXT), annotations=ADDS)
@@ -2370,11 +2370,6 @@ def add_shop(server: Server) -> None:
             if datetime.date.fromisoformat(arguments["date"]) > today:
                 return f"Booked: {arguments['to']} on {arguments['date']}."
         raise ToolError(f"The departure must be a date in the future, as YYYY-MM-DD. Today is {today}.")
-
-
-def add_library(server: Server) -> None:
-    """A harmless tool that a gateway allows, and one that it does not."""
-    titles = ["Emma", "Middlemarch", "Moby-Dick", "The Trial", "Ulysses"]
 
     @server.tool("search", "Searches the library's titles.", takes(query=TEXT), annotations=READS, quick=True)
     def search(arguments: Json, request: Request) -> str:
