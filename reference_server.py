@@ -71,7 +71,7 @@ import sqlite3
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from fractions import Fraction
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -451,18 +451,18 @@ def parse_message(octets: bytes) -> Json:
     except ValueError as broken:
         hint = " (is $META empty? source tests/lessons/mcp.sh)" if b",}" in octets else ""
         raise Rejection(PARSE_ERROR, f"This is no JSON text: {broken}{hint}", rule="Overview › Messages") from None
-    readable = isinstance(message, dict) and type(message.get("id")) in (str, int)
-    problem = check_shape(message)
-    rule = "Overview › Requests"
-    if isinstance(message, dict) and message.keys() & {"result", "error"}:
+    problem, rule = check_shape(message), "Overview › Requests"
+    message_id = message.get("id") if isinstance(message, dict) else None
+    if isinstance(message, dict) and ("result" in message or "error" in message):
         problem, rule = (" is a response: a server sends none here, so there is none to answer; POST only requests and"
                          " notifications"), "Streamable HTTP › Sending Messages"
-    if not problem and "id" in message and not readable:
+    elif not problem and "id" in message and type(message_id) not in (str, int):
         problem = ".id must be a string or an integer"
     if problem:
-        raise Rejection(INVALID_REQUEST, f"The message{problem}", message_id=message["id"] if readable else None,
-                        rule=rule)
-    return dict(message)
+        raise Rejection(INVALID_REQUEST, f"The message{problem}", rule=rule,
+                        message_id=message_id if type(message_id) in (str, int) else None)
+    request: Json = message
+    return request
 
 
 # ---- the ladder: rungs 11 to 18 --------------------------------------------------------------------------------
@@ -510,8 +510,7 @@ def respond(server: Server, message: Json, exchange: Exchange, user: str,
 def open_request(server: Server, message: Json, exchange: Exchange, user: str, fields: Fields | None) -> Request:
     """Rungs 11 to 17, and the shape of the params."""
     method, params = message["method"], message.get("params", {})
-    if not server.compares_headers:
-        fields = None
+    fields = fields if server.compares_headers else None
     if fields is not None:
         header_version = headers.check_method_header(fields, method)  # 11
     if problem := check_metadata(params.get("_meta")):  # 12
@@ -533,13 +532,13 @@ def open_request(server: Server, message: Json, exchange: Exchange, user: str, f
     if method.startswith("tasks/"):  # 17
         # spec: Tasks Extension › Protocol Errors: MUST return -32021 to clients that do not declare the extension
         request.require(NEEDS_TASKS)
-    if fields is not None and method == "tools/call" and (tool := server.tools.get(params["name"])):
+    if fields is not None and method == "tools/call" and (tool := server.tools.get(params["name"])) and tool.mirrored:
         headers.check_parameter_headers(fields, params.get("arguments", {}), tool.mirrored)
-    if method in MAY_ASK:
-        request.state = server.unseal(request, params.get("requestState"))
+    if (sealed := params.get("requestState")) is not None and method in server.named:
+        # spec: Multi Round-Trip Requests › Supported Requests: these are the ones that may ask
+        request.state = server.unseal(request, sealed)
     if method in check_params and (problem := check_params[method](params)):
         raise Rejection(INVALID_PARAMS, f"params{problem}", rule="Overview › Requests")
-    request.responses = params.get("inputResponses") or {}
     return request
 
 
@@ -564,10 +563,10 @@ def rejection_for(problem: BaseException) -> Rejection:
 
 def request_line(message: Json, user: str) -> str:
     """The log's words for a request: method, name, user, id, trace."""
-    params = message.get("params", {})
-    name, meta = params.get(headers.NAME_SOURCE.get(message["method"], "")), params.get("_meta")
+    method, params = message["method"], message.get("params", {})
+    name, meta = params.get(headers.NAME_SOURCE.get(method)), params.get("_meta")
     trace = meta.get("traceparent") if isinstance(meta, dict) else None
-    return (f"{message['method'][:100]}{f' {name}'[:200] if name else ''} user={user} id={message['id']!r:.100}"
+    return (f"{method[:100]}{f' {name}'[:200] if name else ''} user={user} id={message['id']!r:.100}"
             f"{f' traceparent={trace}'[:100] if trace else ''}")
 
 
@@ -594,7 +593,7 @@ class Request:
         self.capabilities: Json = self.meta.get(CAPABILITIES_KEY, {})
         self.exchange, self.user = exchange, user
         self.reported: float | None = None  # the highest progress so far
-        self.responses: Json = {}  # the inputResponses of a retried request; in a task, all answers so far
+        self.responses: Json = self.params.get("inputResponses") or {}  # of a retry; in a task, all answers so far
         self.state: Any = None  # what `input_required(state=…)` sealed in the round before
         self.asked: Json = {}  # the schemas of the forms that were asked for in that round
         self.held: Json = {}  # by method: the notification that came too fast to be sent
@@ -788,13 +787,13 @@ def elicit_url(message: str, url: str) -> Json:
 # that serve them, questions to the user, and subscriptions. Each method stands by itself; skip what you do not need.
 # ================================================================================================================
 
-# ---- schemas ----------------------------------------------------------------------------------------------------
+# ---- schemas ---------------------------------------------------------------------------------------------------
 
 Check = Callable[[Any], str | None]
 NUMBER, STRING, ARRAY, MEMBERS = (int, float), (str,), (list,), (dict,)
-EVERY = (*NUMBER, *STRING, *ARRAY, *MEMBERS, bool, type(None))
 TYPES: dict[str, tuple[type, ...]] = {"string": STRING, "boolean": (bool,), "object": MEMBERS, "array": ARRAY,
                                       "null": (type(None),), "number": NUMBER, "integer": NUMBER}
+EVERY = tuple({one for types in TYPES.values() for one in types})
 
 
 def compile_schema(schema: Any, name: str = "the schema") -> Check:
@@ -829,21 +828,20 @@ class Place(NamedTuple):
         kinds = self.schema.get("type", list(TYPES))
         kinds = [kinds] if isinstance(kinds, str) else kinds
         wrong = f" must be of type {' or '.join(kinds)}"
+        others: list[Check] = [lambda value: wrong]
         by_type: dict[type, list[Check]] = {one: [] for kind in kinds for one in TYPES[kind]}
         if "integer" in kinds and "number" not in kinds:  # to JSON Schema 42.0 is one
             by_type[float].append(lambda value: None if value.is_integer() else wrong)
         used = {KEYWORDS[keyword][1:]: argument for keyword, argument in self.schema.items() if keyword in KEYWORDS}
         for (types, make), argument in used.items():
             check_keyword = make(argument, self)
-            for one in by_type:
-                if one in types:
-                    by_type[one].append(check_keyword)
+            for one in by_type.keys() & types:
+                by_type[one].append(check_keyword)
+        if not any(by_type.values()):  # a type is all that most members must have
+            return lambda value: None if type(value) in by_type else wrong
 
         def check(value: Any) -> str | None:
-            checks = by_type.get(type(value))
-            if checks is None:
-                return wrong
-            for one in checks:
+            for one in by_type.get(type(value), others):
                 if problem := one(value):
                     return problem
             return None
@@ -917,10 +915,12 @@ def check_members(argument: Any, place: Place) -> Check:
             if name not in value:
                 return f".{name} is required"
         for name, inner in value.items():
-            if check_name and (problem := check_name(name)):
-                return f".{name[:100]}{problem}"
             if (check_inner := checks.get(name, check_other)) and (problem := check_inner(inner)):
                 return f".{name[:100]}{problem}"
+        if check_name:
+            for name in value:
+                if problem := check_name(name):
+                    return f".{name[:100]}{problem}"
         return None
 
     return check
@@ -957,18 +957,15 @@ def check_reference(pointer: str, place: Place) -> Check:
     return lambda value: known[name](value)
 
 
-TEXT: Json = {"type": "string"}
-OBJECT: Json = {"type": "object"}
-BOOLEAN: Json = {"type": "boolean"}
-LIST: Json = {"type": "array"}
-COUNT: Json = {"type": "integer", "minimum": 0}
-SOME_NUMBER: Json = {"type": "number"}
-ANY_SCHEMA: Json = {"$ref": "#/$defs/schema"}
-TEXTS, SCHEMAS = ({"type": "object", "additionalProperties": one} for one in (TEXT, ANY_SCHEMA))
+OF_TYPE: dict[str, Json] = {kind: {"type": kind} for kind in TYPES}
+TEXT, BOOLEAN, OBJECT, LIST, _, SOME_NUMBER, WHOLE = OF_TYPE.values()
+COUNT, ANY_SCHEMA = WHOLE | {"minimum": 0}, {"$ref": "#/$defs/schema"}
+TEXTS, SCHEMAS = OBJECT | {"additionalProperties": TEXT}, OBJECT | {"additionalProperties": ANY_SCHEMA}
 TEXT_LIST, SCHEMA_LIST = LIST | {"items": TEXT}, LIST | {"items": ANY_SCHEMA, "minItems": 1}
 TYPE: Json = {"enum": list(TYPES)}
 Keyword = tuple[Any, tuple[type, ...], Callable[[Any, Place], Any]]
 # A keyword: the schema of its argument, the types of value that it looks at, what makes its check.
+COUNTED = ("Length", STRING, "characters"), ("Items", ARRAY, "items"), ("Properties", MEMBERS, "members")
 KEYWORDS: dict[str, Keyword] = {
     "enum": (LIST, EVERY, check_enum),
     "const": (True, EVERY, lambda value, place: check_enum([value], place)),
@@ -979,17 +976,15 @@ KEYWORDS: dict[str, Keyword] = {
     # in decimal digits, as they are written: 0.0075 is a multiple of 0.0001
     "multipleOf": limit(SOME_NUMBER | {"exclusiveMinimum": 0}, NUMBER,
                         lambda value, step: Fraction(str(value)) % Fraction(str(step)), "be a multiple of {}"),
-    "minLength": limit(COUNT, STRING, lambda value, least: len(value) < least, "have at least {} characters"),
-    "maxLength": limit(COUNT, STRING, lambda value, most: len(value) > most, "have at most {} characters"),
+    **{"min" + what: limit(COUNT, types, lambda value, least: len(value) < least, f"have at least {{}} {words}")
+       for what, types, words in COUNTED},
+    **{"max" + what: limit(COUNT, types, lambda value, most: len(value) > most, f"have at most {{}} {words}")
+       for what, types, words in COUNTED},
     "pattern": (TEXT, STRING, check_pattern),
-    "minItems": limit(COUNT, ARRAY, lambda value, least: len(value) < least, "have at least {} items"),
-    "maxItems": limit(COUNT, ARRAY, lambda value, most: len(value) > most, "have at most {} items"),
     "uniqueItems": limit(BOOLEAN, ARRAY, lambda value, wanted: wanted and len(set(map(canonical, value))) < len(value),
                          "have no two equal items"),
     "prefixItems": (SCHEMA_LIST, ARRAY, check_items),
     "items": (ANY_SCHEMA, ARRAY, check_items),
-    "minProperties": limit(COUNT, MEMBERS, lambda value, least: len(value) < least, "have at least {} members"),
-    "maxProperties": limit(COUNT, MEMBERS, lambda value, most: len(value) > most, "have at most {} members"),
     "required": (TEXT_LIST | {"uniqueItems": True}, MEMBERS, check_members),
     "propertyNames": (ANY_SCHEMA, MEMBERS, check_members),
     "properties": (SCHEMAS, MEMBERS, check_members),
@@ -1018,36 +1013,30 @@ def takes(optional: Json | None = None, /, **required: Json) -> Json:
     return {"type": "object", "properties": required | (optional or {}), "required": list(required)}
 
 
-TOKEN: Json = {"type": ["string", "integer"]}
-OBJECTS: Json = {"type": "object", "additionalProperties": OBJECT}
+OBJECTS = OBJECT | {"additionalProperties": OBJECT}
 check_object = compile_schema(OBJECT)
 check_shape = compile_schema(takes({"params": OBJECT}, jsonrpc={"enum": ["2.0"]}, method=TEXT))
 # Capabilities are an open set, and what the schema does not name may be of any type.
 CAPABILITIES = takes(dict.fromkeys(("elicitation", "sampling", "roots"), OBJECT)
                      | dict.fromkeys(("extensions", "experimental"), OBJECTS))
 check_metadata = compile_schema(takes(
-    {META + "clientInfo": takes(name=TEXT, version=TEXT), META + "logLevel": {"enum": list(LOG_LEVELS)},
-     "progressToken": TOKEN}, **{META + "protocolVersion": TEXT, META + "clientCapabilities": CAPABILITIES}))
+    {META + "clientInfo": takes(name=TEXT, version=TEXT), LEVEL_KEY: {"enum": list(LOG_LEVELS)},
+     "progressToken": {"type": ["string", "integer"]}}, **{VERSION_KEY: TEXT, CAPABILITIES_KEY: CAPABILITIES}))
 # choice: null counts as absent in what a client merely echoes, because client libraries send it so.
 ECHOED: Json = {"inputResponses": OBJECTS | {"type": ["object", "null"]}, "requestState": {"type": ["string", "null"]}}
-PARAMS: dict[str, Json] = {
+check_params = {method: compile_schema(schema) for method, schema in {
     "tools/call": takes({"arguments": OBJECT} | ECHOED, name=TEXT),
-    "prompts/get": takes({"arguments": TEXTS} | ECHOED, name=TEXT),
-    "resources/read": takes(ECHOED, uri=TEXT),
+    "prompts/get": takes({"arguments": TEXTS} | ECHOED, name=TEXT), "resources/read": takes(ECHOED, uri=TEXT),
     "completion/complete": takes({"context": takes({"arguments": TEXTS})}, argument=takes(name=TEXT, value=TEXT),
                                  ref=takes({"name": TEXT, "uri": TEXT}, type={"enum": ["ref/prompt", "ref/resource"]})),
     "subscriptions/listen": takes(notifications=takes({
         "toolsListChanged": BOOLEAN, "promptsListChanged": BOOLEAN, "resourcesListChanged": BOOLEAN,
         "resourceSubscriptions": TEXT_LIST, "taskIds": TEXT_LIST})),
-    "tasks/get": takes(taskId=TEXT),
-    "tasks/update": takes(taskId=TEXT, inputResponses=OBJECT),
-    "tasks/cancel": takes(taskId=TEXT),
-}
-check_params = {method: compile_schema(schema) for method, schema in PARAMS.items()}
+    "tasks/get": takes(taskId=TEXT), "tasks/update": takes(taskId=TEXT, inputResponses=OBJECT),
+    "tasks/cancel": takes(taskId=TEXT)}.items()}
 WAITING = ("tasks/update", "tasks/cancel", "completion/complete")  # they write, or call an author's function
 check_elicited = compile_schema(takes({"content": {"type": ["object", "null"]}},
                                       action={"enum": ["accept", "decline", "cancel"]}))
-MAY_ASK = ("tools/call", "prompts/get", "resources/read")  # spec: Multi Round-Trip Requests › Supported Requests
 
 # What the author of a tool, a prompt or a resource hands over, by what it is called; a breach is the author's fault.
 LETTERS = r"A-Za-z0-9._~:/?#\[\]@!$&'()*+,;=-"
@@ -1083,28 +1072,23 @@ check_authored = {kind: compile_schema(schema) for kind, schema in {
 }.items()}
 
 
-# ---- the registry, and the methods ------------------------------------------------------------------------------
+# ---- the registry ----------------------------------------------------------------------------------------------
 
-
-class Tool(NamedTuple):
-    """A registered tool: its definition as listed, its function, and what its headers mirror."""
-
-    definition: Json
-    function: Callable[[Json, Request], str | Json]
-    mirrored: list[headers.MirroredParameter]
-    check_arguments: Check
-    check_output: Check | None  # None: no output schema
-    switchable: bool  # it can be listed and unlisted while the server runs
-    quick: bool  # answered where requests are read: it takes no time, and waits for nothing
+Function = Callable[..., Any]
+Decorator = Callable[[Function], Function]
 
 
 class Entry(NamedTuple):
-    """A registered resource, resource template, prompt or completion; a resource's with caching hints."""
+    """What is registered: as it is listed, its function; a resource's caching hints; the rest is a tool's."""
 
     definition: Json
-    function: Callable[..., Any]
+    function: Function
+    quick: bool  # answered where requests are read: it takes no time, and waits for nothing
     hints: Json
-    quick: bool
+    mirrored: Sequence[headers.MirroredParameter] = ()
+    check_arguments: Check = check_object
+    check_output: Check | None = None  # None: no output schema
+    switchable: bool = False  # it can be listed and unlisted while the server runs
 
 
 class Server:
@@ -1120,30 +1104,32 @@ class Server:
                  store: Store | None = None, rate: tuple[float, float] | None = None, *, title: str | None = None,
                  icons: list[Json] | None = None, changing: Iterable[str] = ("tools", "prompts", "resources")) -> None:
         self.info = present(name=name, title=title, version=version, icons=icons)
+        self.result_meta = {META + "serverInfo": self.info}
         self.instructions, self.changing = instructions, frozenset(changing)
         self.page_sizes: dict[str, int | None] = {"resources": page_size, "resourceTemplates": page_size}
         self.store, self.rate = store or Store(), RateLimit(*rate) if rate else None
-        self.tools: dict[str, Tool] = {}
+        self.tools: dict[str, Entry] = {}
         self.resources: dict[str, Entry] = {}
         self.templates: dict[str, Entry] = {}
         self.prompts: dict[str, Entry] = {}
         self.completions: dict[tuple[str, str, str], Entry] = {}
-        self.named: dict[str, dict[str, Any]] = {
-            "tools/call": self.tools, "prompts/get": self.prompts, "resources/read": self.resources}
+        self.named = {"tools/call": self.tools, "prompts/get": self.prompts, "resources/read": self.resources}
+        self.tables: dict[str, tuple[Any, ...]] = {
+            "tools": (self.tools,), "prompts": (self.prompts,), "resources": (self.resources, self.templates),
+            "completion": (self.completions,)}
+        self.lists = {"tools/list": ("tools", self.tools), "prompts/list": ("prompts", self.prompts),
+                      "resources/list": ("resources", self.resources),
+                      "resources/templates/list": ("resourceTemplates", self.templates)}
         self.subscriptions, self.tasks = Subscriptions(self), Tasks(self)
         self.stopped = threading.Event()
         self.keeper = threading.Thread(target=self.keep, name="keeper", daemon=True)
         self.methods: dict[str, Callable[[Request], Json | None]] = {  # None: the answer comes later, by `end`
-            "server/discover": self.discover, "tools/list": functools.partial(self.page, "tools", self.tools),
-            "resources/list": functools.partial(self.page, "resources", self.resources),
-            "resources/templates/list": functools.partial(self.page, "resourceTemplates", self.templates),
-            "prompts/list": functools.partial(self.page, "prompts", self.prompts),
-            "tools/call": self.call_tool, "resources/read": self.read_resource, "prompts/get": self.get_prompt,
-            "completion/complete": self.complete, "subscriptions/listen": self.subscriptions.listen,
-            "tasks/get": self.tasks.get, "tasks/update": self.tasks.update, "tasks/cancel": self.tasks.cancel,
-        }
+            "server/discover": self.discover, **dict.fromkeys(self.lists, self.page), "tools/call": self.call_tool,
+            "resources/read": self.read_resource, "prompts/get": self.get_prompt, "completion/complete": self.complete,
+            "subscriptions/listen": self.subscriptions.listen, "tasks/get": self.tasks.get,
+            "tasks/update": self.tasks.update, "tasks/cancel": self.tasks.cancel}
 
-    # what a server is built from; each is a decorator. `quick`: it neither waits nor computes for long, so that it is
+    # What a server is built from; each is a decorator. `quick`: it neither waits nor computes for long, so that it is
     # answered where requests are read; what touches the state is not quick.
 
     def tool(self, name: str, description: str, input_schema: Json, *, title: str | None = None,
@@ -1153,19 +1139,14 @@ class Server:
         mirrored = headers.mirrored_parameters(input_schema)
         if input_schema.get("type") != "object":
             raise ValueError(f"{name}'s inputSchema must be of type object")
-        checked = (True, True) if checks_own_arguments else (input_schema, output_schema)
-        check_arguments = compile_schema(checked[0], f"{name}'s inputSchema")
-        check_output = None if output_schema is None else compile_schema(checked[1], f"{name}'s outputSchema")
+        check_arguments, check_output = (
+            None if schema is None else compile_schema(checks_own_arguments or schema, f"{name}'s {which}putSchema")
+            for which, schema in (("in", input_schema), ("out", output_schema)))
         definition = present(name=name, title=title, description=description, icons=icons, inputSchema=input_schema,
                              outputSchema=output_schema, annotations=annotations)
         if not listed:
             self.store.execute("INSERT OR IGNORE INTO settings VALUES (?, 'no')", f"listed {name}")
-
-        def register(function: Function) -> Function:
-            self.tools[name] = Tool(definition, function, mirrored, check_arguments, check_output, not listed, quick)
-            return function
-
-        return register
+        return register_in(self.tools, name, definition, quick, {}, mirrored, check_arguments, check_output, not listed)
 
     def resource(self, uri: str, name: str, *, title: str | None = None, description: str | None = None,
                  icons: list[Json] | None = None, mime_type: str = "text/plain", cache_scope: str = "public",
@@ -1173,7 +1154,7 @@ class Server:
         """Registers `function(uri, request) -> text, bytes, a list of contents, or None: there is no such resource`."""
         check_authored_as("uri", uri)
         definition = present(uri=uri, name=name, title=title, description=description, icons=icons, mimeType=mime_type)
-        return register_in(self.resources, uri, definition, cacheable(ttl_ms, cache_scope), quick)
+        return register_in(self.resources, uri, definition, quick, cacheable(ttl_ms, cache_scope))
 
     def resource_template(self, template: str, name: str, *, title: str | None = None, description: str | None = None,
                           icons: list[Json] | None = None, mime_type: str = "text/plain", cache_scope: str = "public",
@@ -1185,17 +1166,17 @@ class Server:
             raise ValueError(f"{template} has a variable twice")
         definition = present(uriTemplate=template, name=name, title=title, description=description, icons=icons,
                              mimeType=mime_type)
-        return register_in(self.templates, template, definition, cacheable(ttl_ms, cache_scope), quick)
+        return register_in(self.templates, template, definition, quick, cacheable(ttl_ms, cache_scope))
 
     def prompt(self, name: str, description: str, arguments: Iterable[Json] = (), *, title: str | None = None,
                icons: list[Json] | None = None, quick: bool = False) -> Decorator:
         """Registers `function(arguments, request) -> text, or a list of messages`."""
         definition = present(name=name, title=title, description=description, icons=icons, arguments=list(arguments))
-        return register_in(self.prompts, name, definition, {}, quick)
+        return register_in(self.prompts, name, definition, quick)
 
     def completion(self, kind: str, name: str, argument: str, *, quick: bool = False) -> Decorator:
         """Registers `function(value, context, request) -> all matches, best first`; kind: ref/prompt, ref/resource."""
-        return register_in(self.completions, (kind, name, argument), {}, {}, quick)
+        return register_in(self.completions, (kind, name, argument), {}, quick)
 
     def list_changed(self, kind: str) -> None:
         """Tells subscribers that the list of tools, prompts or resources has changed."""
@@ -1212,12 +1193,12 @@ class Server:
                                f"listed {name}")
             self.list_changed("tools")
 
-    def is_listed(self, tool: Tool) -> bool:
+    def is_listed(self, tool: Entry) -> bool:
         """Whether clients can see and call the tool at this moment."""
         question = "SELECT 1 FROM settings WHERE name = ? AND value = 'yes'"
         return not tool.switchable or self.store.read(question, f"listed {tool.definition['name']}") != []
 
-    # its life
+    # ---- its life
 
     def start(self) -> None:
         """Begins the housekeeping."""
@@ -1257,24 +1238,22 @@ class Server:
         self.keeper.join(0.5)
         self.tasks.release()
 
-    # one request
+    # ---- one request
 
     def is_quick(self, method: str, name: Any = None) -> bool:
         """Whether it is answered at once from memory, judged by method and name (over HTTP: their mirrored headers)."""
-        if (table := self.named.get(method)) is not None:
-            entry = table.get(name)
-            return entry is not None and entry.quick and self.compares_headers
-        return method not in WAITING and self.compares_headers
+        entry = self.named[method].get(name) if method in self.named else None
+        waits = not (entry and entry.quick) if method in self.named else method in WAITING
+        return self.compares_headers and not waits
 
     def offers(self, method: str) -> bool:
         """Whether there is such a method, and anything registered that it could serve."""
-        tables = {"tools": self.tools, "prompts": self.prompts, "resources": self.resources or self.templates,
-                  "completion": self.completions}
-        return method in self.methods and bool(tables.get(method.partition("/")[0], True))
+        return method in self.methods and any(self.tables.get(method.partition("/")[0], (True,)))
 
     def complete_result(self, request: Request, result: Json) -> Json:
         """A result as it is sent: with its type and the server's name; what it asks of the client checked, sealed."""
-        request.release()
+        if request.held:
+            request.release()
         if result.get("resultType") == "input_required":
             wanted = result.get("inputRequests", {})
             for one in wanted.values():
@@ -1286,10 +1265,10 @@ class Server:
                      if "requestedSchema" in one.get("params", {})}
             if forms or "requestState" in result:
                 result = result | {"requestState": self.seal(request, result.get("requestState"), forms)}
-        meta = {META + "serverInfo": self.info} | result.get("_meta", {})
-        return {"resultType": "complete"} | result | {"_meta": meta}
+        meta = self.result_meta | result["_meta"] if "_meta" in result else self.result_meta
+        return {"resultType": "complete", **result, "_meta": meta}
 
-    # server/discover and the lists
+    # ---- server/discover and the lists
 
     def discover(self, request: Request) -> Json:
         """server/discover: what this server speaks and offers."""
@@ -1302,19 +1281,19 @@ class Server:
         about = present(instructions=self.instructions or None)
         return {"supportedVersions": SUPPORTED_VERSIONS, "capabilities": capabilities} | about | cacheable(3_600_000)
 
-    def page(self, key: str, table: dict[str, Any], request: Request) -> Json:
+    def page(self, request: Request) -> Json:
         """One page of a list, from the cursor on, always in the order of registration."""
+        key, table = self.lists[request.method]
         items = [entry.definition for entry in table.values() if key != "tools" or self.is_listed(entry)]
         size = self.page_sizes.get(key) or len(items) or 1
-        cursors = {make_cursor(start): start for start in range(size, len(items), size)}
-        cursor = request.params.get("cursor")
-        if cursor is not None and (not isinstance(cursor, str) or cursor not in cursors):
+        further = [base64.b64encode(b"after %d" % start).decode() for start in range(size, len(items), size)]
+        cursors = [None, *further, None]  # the first page has none, and the last none to follow
+        if (cursor := request.params.get("cursor")) not in cursors:
             raise Rejection(INVALID_PARAMS, "This cursor is not valid", rule="Pagination › Error Handling")
-        start = cursors[cursor] if cursor else 0
-        following = present(nextCursor=make_cursor(start + size) if start + size < len(items) else None)
-        return {key: items[start : start + size]} | following | cacheable(300_000)
+        page = cursors.index(cursor)
+        return {key: items[page * size :][:size]} | present(nextCursor=cursors[page + 1]) | cacheable(300_000)
 
-    # tools, resources, prompts, completion
+    # ---- tools, resources, prompts, completion
 
     def limit_rate(self, request: Request, rule: str) -> None:
         """Rejection for a user who asks too often."""
@@ -1371,10 +1350,10 @@ class Server:
         if entry is None:
             raise Rejection(INVALID_PARAMS, f"Unknown prompt: {request.params['name'][:100]}",
                             rule="Prompts › Error Handling")
-        declared = entry.definition["arguments"]
-        if missing := [one["name"] for one in declared if one.get("required") and one["name"] not in arguments]:
+        declared = {one["name"]: one.get("required") for one in entry.definition["arguments"]}
+        if missing := [name for name, required in declared.items() if required and name not in arguments]:
             raise Rejection(INVALID_PARAMS, f"Missing required argument: {missing[0]}", rule="Prompts › Error Handling")
-        check_known(arguments, [one["name"] for one in declared], "Prompts › Security")
+        check_known(arguments, declared, "Prompts › Security")
         content = entry.function(arguments, request)
         if isinstance(content, dict):
             return content
@@ -1404,7 +1383,7 @@ class Server:
         values = entry.function(argument["value"], others, request) if entry else []
         return {"completion": {"values": values[:100], "total": len(values), "hasMore": len(values) > 100}}
 
-    # multi round-trip requests: the state travels with the client, sealed
+    # ---- multi round-trip requests: the state travels with the client, sealed
 
     def seal(self, request: Request, state: Any, forms: Json) -> str:
         """requestState: bound to the request, its user and a time, so that it is of no use anywhere else."""
@@ -1413,12 +1392,7 @@ class Server:
         return f"{text}.{self.signature(text)}"
 
     def unseal(self, request: Request, sealed: Any) -> Any:
-        """The state inside; None for None; the forms that were asked for go to the request.
-
-        One message for every cause, so that a refusal teaches nothing.
-        """
-        if sealed is None:
-            return None
+        """The state inside; what was asked goes to the request. One refusal for every cause: it teaches nothing."""
         text, _, signature = sealed.rpartition(".") if isinstance(sealed, str) else ("", "", "")
         if hmac.compare_digest(self.signature(text).encode(), signature.encode("utf-8", "backslashreplace")):
             payload = json.loads(base64.urlsafe_b64decode(text))
@@ -1433,10 +1407,6 @@ class Server:
         return hmac.new(self.store.secret, text.encode("utf-8", "backslashreplace"), hashlib.sha256).hexdigest()
 
 
-Function = Callable[..., Any]
-Decorator = Callable[[Function], Function]
-
-
 @contextlib.contextmanager
 def state_trouble_logged(what: str) -> Iterator[None]:
     """For what can wait until the state can be used again."""
@@ -1446,24 +1416,25 @@ def state_trouble_logged(what: str) -> Iterator[None]:
         log(f"{what}: {problem}")
 
 
-def register_in(table: dict[Any, Entry], key: Any, definition: Json, hints: Json, quick: bool) -> Decorator:
+def register_in(table: dict[Any, Entry], key: Any, definition: Json, quick: bool, hints: Json | None = None,
+                *of_tool: Any) -> Decorator:
     """A decorator that puts a function into a table."""
 
     def register(function: Function) -> Function:
-        table[key] = Entry(definition, function, hints, quick)
+        table[key] = Entry(definition, function, quick, hints or {}, *of_tool)
         return function
 
     return register
 
 
 def check_authored_as(kind: str, value: Any) -> Any:
-    """The value; ValueError, for its author, when it is not what it should be."""
+    """The value; ValueError, for its author, when it is none of that kind."""
     if problem := check_authored[kind](value):
         raise ValueError(f"{kind}{problem}: {value!r:.200}")
     return value
 
 
-def check_known(names: Iterable[str], known: list[str], rule: str) -> None:
+def check_known(names: Iterable[str], known: Iterable[str], rule: str) -> None:
     """Rejection for an argument that nobody declared."""
     for name in names:
         if name not in known:
@@ -1475,10 +1446,10 @@ def present(**members: Any) -> Json:
     return {name: value for name, value in members.items() if value is not None}
 
 
-def run_tool(tool: Tool, arguments: Json, request: Request) -> Json:
+def run_tool(tool: Entry, arguments: Json, request: Request) -> Json:
     """A tool's function, and its outcome as a result."""
     try:
-        result = tool.function(arguments, request)
+        result: str | Json = tool.function(arguments, request)
     except ToolError as failure:
         return text_result(str(failure)) | {"isError": True}
     if isinstance(result, str):
@@ -1487,15 +1458,13 @@ def run_tool(tool: Tool, arguments: Json, request: Request) -> Json:
         check_authored_as("content", result["content"])
     if "structuredContent" in result:
         structured = result["structuredContent"]
-        problem = tool.check_output(structured) if tool.check_output else None
-        # spec: Tools › Structured Content: SHOULD also return the serialized JSON in a TextContent block
-        result = text_result(json.dumps(structured, ensure_ascii=False)) | result
-    else:
-        excused = tool.check_output is None or result.get("isError") or "resultType" in result
-        problem = None if excused else " is missing"
-    if problem:
         # spec: Tools › Output Schema: MUST provide structured results that conform to this schema
-        raise ValueError(f"structuredContent{problem}")
+        if tool.check_output and (problem := tool.check_output(structured)):
+            raise ValueError(f"structuredContent{problem}")
+        # spec: Tools › Structured Content: SHOULD also return the serialized JSON in a TextContent block
+        return text_result(json.dumps(structured, ensure_ascii=False)) | result
+    if tool.check_output and not (result.get("isError") or "resultType" in result):
+        raise ValueError("structuredContent is missing")
     return result
 
 
@@ -1507,11 +1476,6 @@ def text_result(text: str) -> Json:
 def cacheable(ttl_ms: int, scope: str = "public") -> Json:
     """The caching hints of a result."""
     return {"ttlMs": ttl_ms, "cacheScope": scope}
-
-
-def make_cursor(position: int) -> str:
-    """Opaque to clients: only this server reads it."""
-    return base64.b64encode(b"after %d" % position).decode()
 
 
 VARIABLE = r"\{([A-Za-z0-9_]+)\}"  # rfc6570 §3.2.2: {var}; in the manner of §1.2, level 1
@@ -1533,22 +1497,13 @@ def match_template(template: str, uri: str) -> dict[str, str] | None:
         while parts:
             name, literal = parts.pop(), parts.pop()
             start = segment.rfind(literal, 0, end - 1) if parts else 0
-            found = start >= 0 and segment.startswith(literal, start)
-            value = value_in_uri(segment[start + len(literal) : end]) if found else ""
-            if not value:
+            value = unquote(segment[start + len(literal) : end], errors="surrogateescape")  # which is not printable
+            # spec: Resources › Security Considerations: MUST sanitize file paths to prevent directory traversal
+            climbs = not value.strip(".") or not value.isprintable() or "/" in value or "\\" in value
+            if climbs or start < 0 or not segment.startswith(literal, start):
                 return None
             values[name], end = value, start
     return values
-
-
-def value_in_uri(text: str) -> str:
-    """What a variable stands for; nothing for what is no text, or would climb out of where it belongs."""
-    # spec: Resources › Security Considerations: MUST sanitize file paths to prevent directory traversal
-    with contextlib.suppress(UnicodeDecodeError):
-        value = unquote(text, errors="strict")
-        if value.strip(".") and value.isprintable() and not set(value) & set("/\\"):
-            return value
-    return ""
 
 
 def origin_of(request: Request) -> Json:
@@ -2323,7 +2278,7 @@ def iso_time(seconds: float) -> str:
 
 
 # ================================================================================================================
-# Part 4. The demo: what the lessons call. It uses nothing but the decorators of part 2 and the verbs of `Request`.
+# Part 4. The demo: the tools, resources and prompts of the lessons, built as anybody would build a server.
 # ================================================================================================================
 
 READS = {"readOnlyHint": True, "openWorldHint": False}
@@ -2337,12 +2292,8 @@ def demo_server(step_seconds: float = 1.0, store: Store | None = None,
     about = "A demo: weather, carts, flights, and a report that takes its time."
     server = Server("mcp-reference-server", "1.0.0", about, page_size=2, store=store, rate=rate, changing=["tools"])
     add_report(server, step_seconds)
-    add_weather(server)
-    add_shop(server)
-    add_spoofing_lesson(server)
-    add_questions(server)
-    add_switches(server)
-    add_documents(server)
+    for add in (add_weather, add_shop, add_questions, add_switches, add_documents):
+        add(server)
     return server
 
 
@@ -2380,18 +2331,17 @@ def add_weather(server: Server) -> None:
 
     @server.tool("get_weather", "The weather at a place, as text.", takes(location=TEXT), annotations=READS, quick=True)
     def get_weather(arguments: Json, request: Request) -> str:
-        location = arguments["location"]
-        return "{temperature} °C and {conditions} in ".format(**weather(location)) + f"{location}."
+        now = weather(arguments["location"])
+        return f"{now['temperature']} °C and {now['conditions']} in {arguments['location']}."
 
-    percent = {"type": "integer", "minimum": 0, "maximum": 100}
-    report = takes(temperature={"type": "number"}, conditions=TEXT, humidity=percent)
+    report = takes(temperature=SOME_NUMBER, conditions=TEXT, humidity=COUNT | {"maximum": 100})
 
     @server.tool("get_weather_data", "The weather at a place, as data.", takes(location=TEXT), output_schema=report,
                  annotations=READS, quick=True)
     def get_weather_data(arguments: Json, request: Request) -> Json:
         return {"structuredContent": weather(arguments["location"])}
 
-    region = {"type": "string", "description": "where to run it; gateways route by it", "x-mcp-header": "Region"}
+    region = TEXT | {"description": "where to run it; gateways route by it", "x-mcp-header": "Region"}
 
     @server.tool("execute_sql", "Pretends to run a query in a region.", takes(region=region, query=TEXT),
                  annotations=READS, quick=True)
@@ -2400,24 +2350,23 @@ def add_weather(server: Server) -> None:
 
 
 def add_shop(server: Server) -> None:
-    """State is a handle: a cart is a name that works for its user alone."""
+    """State is a handle: a cart is a name that works for its user alone. A gateway allows search, not place_hold."""
+    titles = ["Emma", "Middlemarch", "Moby-Dick", "The Trial", "Ulysses"]
 
     @server.tool("create_cart", "Creates an empty cart; it is kept for 24 hours after its last use.", takes(),
                  output_schema=takes(cartId=TEXT), annotations=ADDS)
     def create_cart(arguments: Json, request: Request) -> Json:
         return {"structuredContent": {"cartId": server.store.new_handle("cart", request.user, [])}}
 
-    items = takes(items={"type": "array", "items": TEXT})
-
-    @server.tool("add_to_cart", "Puts an article into a cart.", takes(cartId=TEXT, sku=TEXT), output_schema=items,
-                 annotations=ADDS)
+    @server.tool("add_to_cart", "Puts an article into a cart.", takes(cartId=TEXT, sku=TEXT),
+                 output_schema=takes(items=TEXT_LIST), annotations=ADDS)
     def add_to_cart(arguments: Json, request: Request) -> Json:
         content = server.store.append("cart", arguments["cartId"], request.user, arguments["sku"])
         if content is None:  # another user's cart is answered like one that never was
             raise ToolError("There is no such cart, or it has expired. Create one with create_cart.")
         return {"structuredContent": {"items": content}}
 
-    @server.tool("book_flight", "Books a flight.", takes(to=TEXT, date={"type": "string", "description": "YYYY-MM-DD"}),
+    @server.tool("book_flight", "Books a flight.", takes(to=TEXT, date=TEXT | {"description": "YYYY-MM-DD"}),
                  annotations=ADDS, quick=True)
     def book_flight(arguments: Json, request: Request) -> str:
         today = datetime.date.today()
@@ -2425,11 +2374,6 @@ def add_shop(server: Server) -> None:
             if datetime.date.fromisoformat(arguments["date"]) > today:
                 return f"Booked: {arguments['to']} on {arguments['date']}."
         raise ToolError(f"The departure must be a date in the future, as YYYY-MM-DD. Today is {today}.")
-
-
-def add_spoofing_lesson(server: Server) -> None:
-    """A harmless tool that a gateway allows, and one that it does not."""
-    titles = ["Emma", "Middlemarch", "Moby-Dick", "The Trial", "Ulysses"]
 
     @server.tool("search", "Searches the library's titles.", takes(query=TEXT), annotations=READS, quick=True)
     def search(arguments: Json, request: Request) -> str:
@@ -2444,15 +2388,13 @@ def add_spoofing_lesson(server: Server) -> None:
 
 def add_questions(server: Server) -> None:
     """Tools that need something from the user first: a form, and a page for what must not pass through the client."""
-
     login = TEXT | {"title": "GitHub user name", "minLength": 1}
     form = elicit("Please provide your GitHub user name", {"name": login})
 
     @server.tool("create_repo", "Creates a repository; asks for your GitHub user name.", takes(repo=TEXT),
                  annotations=ADDS)
     def create_repo(arguments: Json, request: Request) -> str | Json:
-        answer = request.accepted("github_login", form)
-        if answer is not None:
+        if (answer := request.accepted("github_login", form)) is not None:
             return f"Created {answer['name']}/{arguments['repo']}."
         if "github_login" in request.responses:
             return "No repository was created, as you wished."
@@ -2514,15 +2456,10 @@ def add_documents(server: Server) -> None:
         return json.dumps({"debug": False, "touched": touched[0]["value"] if touched else None})
 
     documents = {"README.md": "# The project\n", "CHANGES.md": "Nothing yet.\n", "LICENSE": "Use it as you like.\n"}
-
-    def document(uri: str, values: dict[str, str], request: Request) -> str | None:
-        return documents.get(values["name"])
-
     for name in documents:
         server.resource(f"file:///project/{name}", name, quick=True)(lambda uri, request, name=name: documents[name])
     server.resource_template("file:///project/{name}", "project files", description="A file of the project",
-                             quick=True)(document)
-    languages = ["c", "go", "haskell", "java", "javascript", "python", "ruby", "rust", "typescript"]
+                             quick=True)(lambda uri, values, request: documents.get(values["name"]))
 
     @server.prompt("code_review", "Asks for a review of some code.", [
         {"name": "code", "description": "the code to review", "required": True},
@@ -2532,6 +2469,7 @@ def add_documents(server: Server) -> None:
 
     @server.completion("ref/prompt", "code_review", "language", quick=True)
     def language(value: str, context: dict[str, str], request: Request) -> list[str]:
+        languages = ["c", "go", "haskell", "java", "javascript", "python", "ruby", "rust", "typescript"]
         return [one for one in languages if one.startswith(value.lower())]
 
 
