@@ -72,8 +72,12 @@ from collections.abc import Callable, Iterable, Iterator
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from socketserver import TCPServer
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 from urllib.parse import unquote, urlsplit
+
+if sqlite3.sqlite_version_info < (3, 35):
+    sys.exit(f"reference_server.py needs SQLite 3.35 or newer (RETURNING), this is {sqlite3.sqlite_version}")
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))  # where `python -I` and PYTHONSAFEPATH do not look
 
 import headers
 import sse
@@ -267,6 +271,8 @@ class Connection:
         rest = memoryview(octets)
         while rest := rest[self.send_some(rest) :]:
             if not ready_to_send(self.socket, self.server.write_timeout):
+                if self.exchange and self.exchange.over:  # it has been logged as complete
+                    log(f"an answer is cut: its client has taken nothing for {self.server.write_timeout:g} s")
                 raise TimeoutError
 
 
@@ -312,15 +318,12 @@ class Endpoint(BaseHTTPRequestHandler, Exchange):
                 self.server.wire.show("--x", self, f"{self.reason}: request {message['id']!r} is cancelled")
 
     def do_other(self) -> None:
-        """No message: a health probe, a browser's preflight, or a refusal that says what to do instead."""
-        if self.head.path in ("/healthz", "/mcp") and self.head.verb == "OPTIONS" and "origin" in self.head.fields:
-            headers.check_origin(self.head, self.server.policy)
+        """No message: a browser's preflight, a health probe, or a refusal that says what to do instead."""
+        self.check_head()
+        if self.head.verb == "OPTIONS":
             self.send_answer(204, fields=headers.preflight_lines(self.head.fields))
-        elif self.head.path == "/healthz" and self.head.verb in ("GET", "HEAD"):
-            headers.check_origin(self.head, self.server.policy)
-            self.send_answer(200, b"ok\n", "text/plain")
         else:
-            self.check_head()
+            self.send_answer(200, b"ok\n", "text/plain")
 
     def is_quick(self) -> bool:
         """Whether the loop can answer it, judged as a gateway would: by the mirrored headers, which must be right."""
@@ -329,7 +332,7 @@ class Endpoint(BaseHTTPRequestHandler, Exchange):
         return self.head.verb != "POST" or self.server.mcp.is_quick(method, name)
 
     def check_head(self) -> str:
-        """The user's name. Rejection when the head alone says that this request is not served."""
+        """The user's name. Rejection or Refused when the head alone says that this request is not served."""
         if not self.client.place:
             self.close_connection = True
             raise Rejection(503, "Too many connections", status=503, fields="Retry-After: 1\r\n",
@@ -378,11 +381,6 @@ class Endpoint(BaseHTTPRequestHandler, Exchange):
         else:
             text, media_type = sse.encode_json(rejection.response(rejection.id)), "application/json"
         self.send_answer(rejection.status, text, media_type, rejection.fields)
-
-    def send_last(self, rejection: Rejection) -> None:
-        """The last answer on a connection whose next request cannot be found."""
-        self.close_connection = True
-        self.send_rejection(rejection)
 
     def send_answer_to_request(self, answer: Answer) -> None:
         """A request's last message: the end of its stream, or the whole answer."""
@@ -478,6 +476,7 @@ def respond(server: Server, message: Json, exchange: Exchange, user: str,
             raise Cancelled(exchange.reason)
         outcome = result["resultType"] + ", isError" * bool(result.get("isError"))
     except Cancelled as gone:
+        exchange.over = True
         log(f"{cancelled_line(request)} ({gone})")
         return None
     except BaseException as problem:  # a tool may raise anything; its client gets an answer all the same
@@ -536,7 +535,11 @@ NO_METADATA = (f"params._meta is required, with the members {META}protocolVersio
 def rejection_for(problem: BaseException) -> Rejection:
     """What a client is told of an exception: all of a rejection, nothing of a fault of this server's."""
     if isinstance(problem, Rejection):
-        return problem
+        try:
+            sse.encode_json(problem.error())
+            return problem
+        except Exception as unsayable:  # an author's data
+            problem = unsayable
     if isinstance(problem, Refused):
         return Rejection(None, str(problem), status=problem.status, fields=problem.fields, rule=problem.rule)
     if isinstance(problem, HeaderMismatch):
@@ -1982,9 +1985,10 @@ Selecting = getattr(selectors, "PollSelector", selectors.SelectSelector)
 
 def ready_to_send(sink: Any, timeout: float) -> bool:
     """Waits until a socket or pipe takes octets again; False after the timeout. Its closing wakes it too."""
-    with Selecting() as selector:
+    with Selecting() as selector, contextlib.suppress(ValueError):  # closed meanwhile, as the next write will tell
         selector.register(sink, selectors.EVENT_WRITE)
         return bool(selector.select(timeout))
+    return True
 
 
 class Workers:
@@ -2054,10 +2058,12 @@ class HttpServer(HTTPServer):
 
     def __init__(self, mcp: Server, host: str = "127.0.0.1", port: int = 0, allow_origins: Iterable[str] = ()) -> None:
         self.mcp = mcp
+        families = {one[0] for one in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)}
+        # choice: of a name with both kinds of address the older one, because every client tries it
+        self.address_family = min(families, key=(socket.AF_INET, socket.AF_INET6).index)
         origins = frozenset(headers.parse_origin(origin) for origin in allow_origins)
         hosts = {urlsplit(origin).hostname or "" for origin in origins} | {host.lower()}
         self.policy = headers.Policy(origins, frozenset(hosts))
-        self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
         self.workers = Workers()
         self.connections: set[Connection] = set()
         self.idle, self.begun, self.lingering = Deadlines(), Deadlines(), Deadlines()
@@ -2114,8 +2120,7 @@ class HttpServer(HTTPServer):
                 with contextlib.suppress(OSError):
                     self.woken.recv(4096)
         while self.returned:
-            exchange = self.returned.popleft()
-            self.go_on(exchange.client, exchange)
+            self.go_on(self.returned.popleft())
         for _ in range(len(self.ready)):
             self.advance(self.ready.popleft())
         if (now := time.monotonic()) >= self.next_look:
@@ -2202,7 +2207,7 @@ class HttpServer(HTTPServer):
         exchange = connection.exchange = self.RequestHandlerClass(connection, *request)
         exchange.quick = exchange.is_quick()
         if exchange.quick:
-            return self.serve_quick(exchange)
+            return self.serve(exchange)
         self.idle.pop(connection, None)
         if connection.at_end:
             exchange.cancel("stream closed")
@@ -2212,25 +2217,22 @@ class HttpServer(HTTPServer):
             exchange.quick = True
             exchange.send_rejection(Rejection(503, f"No thread is free: {problem}", status=503,
                                               fields="Retry-After: 1\r\n", rule="rfc9110 §15.6.4"))
-            self.go_on(connection, exchange)
+            self.go_on(exchange)
         return None
 
-    def serve_quick(self, exchange: Endpoint) -> None:
-        """Answers on the loop; an author whose quick tool held up everybody is told so."""
-        began = time.monotonic()
-        exchange.handle_one_request()
-        if (took := time.monotonic() - began) > SLOW_QUICK and (name := exchange.head.fields.get("mcp-name")):
-            log(f"{name[0][:200]} is registered as quick, and has held up everybody for {1000 * took:.0f} ms")
-        self.go_on(exchange.client, exchange)
-
     def serve(self, exchange: Endpoint) -> None:
-        """A worker: one request, with plain blocking code."""
+        """One request: on the loop if it is quick, else on a worker, with plain blocking code."""
         try:
             exchange.handle_one_request()
         except BaseException as fault:  # of this server's: the connection ends, the others go on
             log_fault(fault)
             exchange.close_connection = True
-        self.give_back(exchange)
+        if not exchange.quick:
+            return self.give_back(exchange)
+        took, name = time.monotonic() - exchange.began, exchange.head.fields.get("mcp-name")
+        if name and took > SLOW_QUICK:  # its author is told
+            log(f"{name[0][:200]} is registered as quick, and has held up everybody for {1000 * took:.0f} ms")
+        return self.go_on(exchange)
 
     def give_back(self, exchange: Endpoint) -> None:
         """From any thread: this request is answered, its connection is the loop's again."""
@@ -2238,8 +2240,9 @@ class HttpServer(HTTPServer):
         if self.asleep:
             self.wake()
 
-    def go_on(self, connection: Connection, exchange: Endpoint) -> None:
+    def go_on(self, exchange: Endpoint) -> None:
         """The request may be over: then the connection ends, or its next request is looked for."""
+        connection = exchange.client
         if connection.exchange is not exchange:
             return
         if exchange.parked and not exchange.over:
@@ -2265,9 +2268,7 @@ class HttpServer(HTTPServer):
         if connection.inbox.expected:
             connection.inbox.expected = False
             try:
-                head = headers.read_head(connection.inbox.head or b"")
-                if head.path != "/healthz" or head.verb == "POST":
-                    headers.check_head(connection.inbox.head, self.policy)
+                headers.check_head(connection.inbox.head or b"", self.policy)
             except Refused as refusal:
                 return self.refuse(connection, rejection_for(refusal), connection.inbox.head or b"")
             if not connection.inbox.received:
@@ -2289,8 +2290,9 @@ class HttpServer(HTTPServer):
         if self.wire and not head:
             self.wire.show("-->", exchange, connection.inbox.received[:65536].decode("latin-1"))
         connection.inbox.received.clear()
-        exchange.send_last(rejection)
-        self.go_on(connection, exchange)
+        exchange.close_connection = True
+        exchange.send_rejection(rejection)
+        self.go_on(exchange)
 
     # deadlines and ends
 
@@ -2366,12 +2368,13 @@ class HttpServer(HTTPServer):
 class Wire:
     """--wire: shows what crosses the wire, as it crosses, in the log; what authenticates is masked."""
 
-    secret = re.compile(r"(?is)^(.{0,20}?(?:authorization|cookie)\w*:?).*")
+    # up to its colon if it has one: in a line that is malformed, the rest may be a secret all the same
+    secret = re.compile(r"(?is)([^:]*?(?:authorization|cookie|api-?key|auth-token)[\w-]*:?).*")
 
     def __init__(self) -> None:
         self.numbers = itertools.count(1)
         self.colours = {"-->": "\033[36m", "<--": "\033[33m", "--x": "\033[33m"}
-        if os.environ.get("NO_COLOR") or not os.isatty(2):
+        if os.environ.get("NO_COLOR") or not os.isatty(2) or os.name == "nt":  # not every window there knows them
             self.colours = {}
 
     def show(self, arrow: str, exchange: Any, text: str) -> None:
@@ -2381,9 +2384,10 @@ class Wire:
         colour = self.colours.get(arrow, "")
         milliseconds = 1000 * (time.monotonic() - exchange.began)
         masking = False
-        for line in filter(None, re.split(r"\r\n|\n", text)):
-            masking = bool(self.secret.match(line)) or (masking and line[0] in " \t")
-            shown = self.secret.sub(r"\1 ***", line) if self.secret.match(line) else "***" if masking else line
+        for line in filter(None, re.split(r"[\r\n]+", text)):
+            secret = self.secret.fullmatch(line)
+            masking = bool(secret) or (masking and line[0] in " \t")  # a folded line goes on with the one before
+            shown = f"{secret[1]} ***" if secret else "***" if masking else line
             log(shown, f"{colour}{arrow} #{exchange.number} {milliseconds:7.1f} ms  ", "\033[0m" if colour else "")
 
 
@@ -2445,13 +2449,18 @@ class StdioTransport:
         self.answers: list[bytes] = []  # the reader's own, of the lines that it has read together
         self.taken = time.monotonic()  # when the client last took something
         self.over = threading.Event()  # set at end of input, or when nobody reads the output any more
+        self.failed = False  # input could not be read, or output not be written
 
     def serve(self) -> int:
-        """Until the end of input; what was read is answered then, within a second. The exit status."""
+        """Until the end of input; what was read is answered then, within a second. The exit status: 1 for a loss."""
         self.mcp.start()
         threading.Thread(target=self.read, name="stdio reader", daemon=True).start()
-        with contextlib.suppress(KeyboardInterrupt):  # SIGINT and SIGTERM end it too
-            self.over.wait()
+        patience = 10.0
+        try:
+            while not self.over.wait(1):  # on Windows a signal does not end a wait
+                pass
+        except KeyboardInterrupt:  # SIGINT and SIGTERM end it too, and whoever sends them waits for less
+            patience = 0.5
         deadline = time.monotonic() + 1
         self.mcp.subscriptions.end()
         while self.exchanges and time.monotonic() < deadline:
@@ -2460,18 +2469,13 @@ class StdioTransport:
             exchange.cancel("end of input")
         with self.lock:  # the last answer is in the outbox
             pass
-        lost = not self.wait_for_reader()
-        self.mcp.stop()
-        return int(lost)
-
-    def wait_for_reader(self, patience: float = 10.0) -> bool:
-        """Whether the client has taken every answer; it is waited for as long as it takes something now and then."""
-        self.taken = time.monotonic()
+        self.taken = time.monotonic()  # a client that takes something now and then is waited for
         while self.outbox.behind and not self.outbox.lost and time.monotonic() < self.taken + patience:
             self.mcp.stopped.wait(0.01)
         if behind := self.outbox.behind:
             log(f"nobody reads the output: {behind} pieces of it are lost")
-        return not behind
+        self.mcp.stop()
+        return int(self.failed or behind > 0)
 
     def read(self) -> None:
         """The reader: lines of at most MAX_MESSAGE octets; a longer one is skipped in bounded memory."""
@@ -2481,6 +2485,7 @@ class StdioTransport:
                 self.take_lines(lines.feed(octets))
             self.take_lines(lines.feed(b"\n"))
         except OSError as problem:
+            self.failed = True
             log(f"stdin cannot be read: {problem}")
         finally:
             self.over.set()
@@ -2566,6 +2571,9 @@ class StdioTransport:
         try:
             self.outbox.put(octets)
         except OSError:
+            if not self.failed:
+                log("stdout cannot be written: what was to be sent is lost")
+            self.failed = True
             self.over.set()
             for exchange in list(self.exchanges.values()):
                 exchange.cancel("stdout closed")
@@ -2600,7 +2608,7 @@ def serve_stdio(mcp: Server, wire: bool = False) -> int:
     user = os.environ.get("MCP_USER", "anonymous")
     with contextlib.suppress(KeyboardInterrupt):
         return StdioTransport(mcp, source, sink, user, Wire() if wire else None).serve()
-    return 0
+    return 1  # a second signal, before the end was in order
 
 
 # ---- the log ---------------------------------------------------------------------------------------------------
@@ -2611,40 +2619,42 @@ MAX_LOG_LINES, MAX_LOG_LINE = 10_000, 2_000  # lines that may wait; characters i
 class LogWriter:
     """stderr, for which nobody waits: lines queue here, one thread writes them, what is too much is dropped.
 
-    `lines` and `dropped` are touched by whoever logs and by the writer, in single operations; a line wakes the writer.
+    `lock` guards the attributes, and is held for moments only; a line wakes the writer.
     """
 
     def __init__(self) -> None:
-        self.lines: collections.deque[str] = collections.deque()
+        self.lock = threading.Lock()
+        self.lines: list[str] = []
         self.dropped = 0
         self.wake = threading.Event()
-        self.thread: threading.Thread | None = None
-        self.busy = False
+        self.running = False  # there is a writer
+        self.busy = False  # it has lines in hand
 
     def put(self, line: str) -> None:
         """Adds a line, and returns at once."""
-        if len(self.lines) >= MAX_LOG_LINES:
-            self.dropped += 1
-            return
-        self.lines.append(line)
+        with self.lock:
+            if len(self.lines) >= MAX_LOG_LINES:
+                self.dropped += 1
+                return
+            self.lines.append(line)
+            if not self.running:
+                with contextlib.suppress(RuntimeError):  # no thread to be had: the lines wait for the next one's
+                    threading.Thread(target=self.run, name="log writer", daemon=True).start()
+                    self.running = True
         if not self.wake.is_set():
             self.wake.set()
-            if self.thread is None:
-                self.thread = threading.Thread(target=self.run, name="log writer", daemon=True)
-                with contextlib.suppress(RuntimeError):  # no thread to be had: the lines wait
-                    self.thread.start()
 
     def run(self) -> None:
         """The log writer: a line after a pause goes out at once; those of a burst are gathered for 10 ms."""
-        while True:
-            self.wake.wait()
-            self.busy = True
+        while self.wake.wait():
             self.wake.clear()
-            while self.lines:
-                self.write("".join(self.lines.popleft() for _ in range(min(len(self.lines), 500))))
-            if self.dropped:
-                dropped, self.dropped = self.dropped, 0
-                self.write(f"[ref] {dropped} log lines were dropped: nobody read them in time\n")
+            with self.lock:
+                lines, self.lines, dropped, self.dropped = self.lines, [], self.dropped, 0
+                self.busy = True
+            if dropped:
+                lines.append(f"[ref] {dropped} log lines were dropped: nobody read them in time\n")
+            for start in range(0, len(lines), 500):
+                self.write("".join(lines[start : start + 500]))
             self.busy = False
             time.sleep(0.01)
 
@@ -2671,28 +2681,26 @@ log_writer = LogWriter()
 
 def log(text: str, prefix: str = "[ref] ", suffix: str = "") -> None:
     """One event, one line on stderr; nothing that comes from outside can break or forge a line, or flood the screen."""
-    if len(text) > MAX_LOG_LINE:
-        text = f"{text[:MAX_LOG_LINE]}… ({len(text)} characters)"
-    if not text.isprintable():
-        text = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
-    log_writer.put(f"{prefix}{text}{suffix}\n")
+    shown = text[:MAX_LOG_LINE]
+    if not shown.isprintable():
+        shown = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in shown)[:MAX_LOG_LINE]
+    if len(text) > MAX_LOG_LINE or len(shown) == MAX_LOG_LINE:
+        shown += f"… ({len(text)} characters)"
+    log_writer.put(f"{prefix}{shown}{suffix}\n")
 
 
 def log_fault(fault: BaseException) -> None:
-    """The traceback of a fault, for whoever mends it: a log line for each of its lines."""
-    for one in [*causes(fault)]:
+    """The traceback of a fault, for whoever mends it: what led to it first, and a log line for each of its lines."""
+    one: traceback.TracebackException | None = traceback.TracebackException.from_exception(fault, limit=-20)
+    chain: list[traceback.TracebackException] = []
+    while one and len(chain) < 10:
+        chain.append(one)
+        one = one.__cause__ or (None if one.__suppress_context__ else one.__context__)
+    for one in reversed(chain):
         log("Traceback (most recent call last):")
-        for line in "".join(traceback.format_tb(one.__traceback__)[-20:]).splitlines():
+        for line in "".join(one.stack.format()).splitlines():
             log(line)
-        log(f"{type(one).__qualname__}: {one}")
-
-
-def causes(fault: BaseException) -> Iterator[BaseException]:
-    """A fault behind what led to it, the oldest first."""
-    before = fault.__cause__ or (None if fault.__suppress_context__ else fault.__context__)
-    if before:
-        yield from causes(before)
-    yield fault
+        log("".join(one.format_exception_only()).rstrip())
 
 
 # ---- the command line ------------------------------------------------------------------------------------------
@@ -2708,7 +2716,7 @@ def number(low: float, high: float, kind: Callable[[str], Any] = float) -> Calla
         except ValueError:
             pass
         whole = "whole " if kind is int else ""
-        raise argparse.ArgumentTypeError(f"{text!r} is not a {whole}number from {low:g} to {high:g}")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a {whole}number from {low:g} to {high:.0f}")
 
     return parse
 
@@ -2728,9 +2736,18 @@ def origin(value: str) -> str:
         raise argparse.ArgumentTypeError(str(problem)) from None
 
 
+class Options(argparse.ArgumentParser):
+    """The parser of the command line. What it refuses is one line of the log, since nobody may wait for stderr."""
+
+    def error(self, message: str) -> NoReturn:
+        """Ends the process."""
+        log(f"{message} (--help lists the options)", "reference_server: ")
+        raise SystemExit(2)
+
+
 def parse_command_line(arguments: list[str] | None = None) -> argparse.Namespace:
     """The options, with a --help that a newcomer understands."""
-    parser = argparse.ArgumentParser(
+    parser = Options(
         description="A reference server for MCP 2026-07-28: run it, then talk to it with the curl helper.",
         formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False,
         epilog="example: python3 reference_server.py --port 3005, and in another terminal\n"
@@ -2768,31 +2785,36 @@ def parse_command_line(arguments: list[str] | None = None) -> argparse.Namespace
 
 def raise_descriptor_limit() -> None:
     """As many descriptors as the system lets this process have; a connection takes one."""
-    with contextlib.suppress(ImportError, OSError, ValueError):
+    with contextlib.suppress(ImportError):
         import resource
 
         hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+        for wanted in (hard, 10_240):  # macOS says "no limit" and takes no more than that
+            with contextlib.suppress(OSError, ValueError):
+                return resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
-def open_missing_descriptors() -> None:
-    """A parent may have closed some of 0, 1 and 2: then the next file opened would get that number, and the log."""
+def open_missing_descriptors() -> bool:
+    """Whether a parent has closed 0 or 1. The next file opened would get that number, so there is one now."""
+    opened = []
     while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
-        pass
+        opened.append(descriptor)
     os.close(descriptor)
+    return min(opened, default=2) < 2
 
 
 def main() -> int:
     """The exit status."""
-    open_missing_descriptors()
-    options = parse_command_line()
-    rate = (options.rate, max(1.0, 5 * options.rate)) if options.rate > 0 else None
+    closed = open_missing_descriptors()
     try:
+        options = parse_command_line()
+        if options.stdio and closed:
+            log("stdin or stdout is closed: over stdio there is nobody to serve", "reference_server: ")
+            return 1
+        rate = (options.rate, max(1.0, 5 * options.rate)) if options.rate > 0 else None
         with contextlib.closing(Store(options.state)) as store:
             mcp = demo_server(options.step_seconds, store, rate)
-            if options.stdio:
-                return serve_stdio(mcp, options.wire)
-            return serve_http(mcp, options)
+            return serve_stdio(mcp, options.wire) if options.stdio else serve_http(mcp, options)
     except sqlite3.Error as problem:
         log(f"cannot use {options.state}: {problem}", "reference_server: ")
         return 1
@@ -2805,17 +2827,20 @@ def serve_http(mcp: Server, options: argparse.Namespace) -> int:
     try:
         http = HttpServer(mcp, options.host, options.port, options.allow_origin)
     except (OSError, OverflowError, UnicodeError) as problem:
-        taken = isinstance(problem, OSError) and problem.errno == errno.EADDRINUSE
-        hint = "; take another, such as --port 3005, and export MCP=http://127.0.0.1:3005/mcp" if taken else ""
-        log(f"cannot listen on {options.host}, port {options.port}: {problem}{hint}", "reference_server: ")
+        hint = "--host takes a name or an address of this machine, such as 127.0.0.1 or ::1"
+        if isinstance(problem, OSError) and problem.errno == errno.EADDRINUSE:
+            hint = "take another, such as --port 3005, and export MCP=http://127.0.0.1:3005/mcp"
+        log(f"cannot listen on {options.host}, port {options.port}: {problem}; {hint}", "reference_server: ")
         return 1
     for limit in ("keep_alive", "idle_timeout", "request_timeout", "write_timeout", "max_body", "max_connections"):
         setattr(http, limit, getattr(options, limit))
     http.wire = Wire() if options.wire else None
     raise_descriptor_limit()
+    signal.set_wakeup_fd(http.waker.fileno(), warn_on_full_buffer=False)  # on Windows a signal does not end select()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: http.stop())
-    host = f"[{options.host}]" if ":" in options.host else options.host
+    host = str(http.server_address[0])  # choice: the address, since a name may have others that are not served
+    host = f"[{host}]" if ":" in host else host
     log(f"MCP {SUPPORTED_VERSIONS[0]} at http://{host}:{http.port}/mcp (Ctrl-C ends it)")
     http.serve_forever()
     return 0
