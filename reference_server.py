@@ -546,9 +546,10 @@ def rejection_for(problem: BaseException) -> Rejection:
         return Rejection(HEADER_MISMATCH, f"Header mismatch: {problem}", rule=problem.rule)
     if isinstance(problem, sqlite3.Error):
         log(f"the state cannot be used: {problem}")
-        return Rejection(INTERNAL_ERROR, "The server cannot reach its state at the moment")
+        return Rejection(INTERNAL_ERROR, "The server cannot reach its state at the moment", rule="Overview › Error Codes")
     log_fault(problem)
-    return Rejection(INTERNAL_ERROR, "Internal error")
+    # choice: no more than that, because what went wrong here is no client's business
+    return Rejection(INTERNAL_ERROR, "Internal error", rule="Overview › Error Codes")
 
 
 def request_line(message: Json, user: str) -> str:
@@ -656,9 +657,8 @@ class Request:
         if declared.get("elicitation") == {}:
             declared["elicitation"] = {"form": {}}
         if missing := undeclared(capabilities, declared):
-            # spec: Overview › _meta: MUST return MissingRequiredClientCapabilityError
             raise Rejection(MISSING_CAPABILITY, "The client must declare a capability for this",
-                            {"requiredCapabilities": missing})
+                            {"requiredCapabilities": missing}, rule="Overview › _meta")
 
     def declares(self, capabilities: Json) -> bool:
         """Whether its client declared these capabilities."""
@@ -2530,7 +2530,8 @@ class StdioTransport:
                 self.workers.run(self.answer, message, exchange)
             except RuntimeError as problem:
                 del self.exchanges[key]
-                raise Rejection(INTERNAL_ERROR, f"Not served: {problem}", message_id=message["id"]) from None
+                raise Rejection(INTERNAL_ERROR, f"Not served: {problem}", message_id=message["id"],
+                                rule="Overview › Error Codes") from None
         except Rejection as rejection:
             log(f"line refused: {rejection.line()}")
             self.answers.append(sse.encode_json(rejection.response(rejection.id)))
@@ -2622,7 +2623,8 @@ class LogWriter:
     `lock` guards the attributes, and is held for moments only; a line wakes the writer.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, descriptor: int = 2) -> None:
+        self.descriptor = descriptor
         self.lock = threading.Lock()
         self.lines: list[str] = []
         self.dropped = 0
@@ -2663,7 +2665,7 @@ class LogWriter:
         rest = memoryview(text.encode("utf-8", "backslashreplace"))
         while rest:
             try:
-                rest = rest[os.write(2, rest) :]
+                rest = rest[os.write(self.descriptor, rest) :]
             except BlockingIOError:
                 time.sleep(0.05)
             except OSError:
@@ -2753,13 +2755,13 @@ def parse_command_line(arguments: list[str] | None = None) -> argparse.Namespace
         epilog="example: python3 reference_server.py --port 3005, and in another terminal\n"
                "  export MCP=http://127.0.0.1:3005/mcp; source tests/lessons/mcp.sh; mcp server/discover …")
     add = parser.add_argument_group("for the lessons").add_argument
-    seconds = number(0.001, 1_000_000)
+    seconds = number(0.1, 1_000_000)
     add("--stdio", action="store_true", help="serve one client over stdin and stdout instead of HTTP")
     add("--host", type=text, default="127.0.0.1", help="address to listen on (default: this machine only)")
     add("--port", type=number(0, 65535, int), help="port (default: $PORT, or 3000; 0: any)")
     add("--step-seconds", type=number(0, 1_000_000), default=1.0,
         help="how long one of build_report's ten steps takes (default: 1)")
-    add("--keep-alive", type=seconds, default=15.0, help="seconds until a quiet stream gets a comment (default: 15)")
+    add("--keep-alive", type=number(0.01, 1_000_000), default=15.0, help="seconds until a quiet stream gets a comment (default: 15)")
     add("--allow-origin", type=origin, action="append", default=[], metavar="ORIGIN",
         help="a web origin that may call, too")
     add("--state", type=text, default=":memory:", metavar="FILE",
