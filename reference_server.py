@@ -475,11 +475,11 @@ def respond(server: Server, message: Json, exchange: Exchange, user: str,
         if exchange.reason and exchange.heeded:
             raise Cancelled(exchange.reason)
         outcome = result["resultType"] + ", isError" * bool(result.get("isError"))
-    except Cancelled as gone:
-        exchange.over = True
-        log(f"{cancelled_line(request)} ({gone})")
-        return None
     except BaseException as problem:  # a tool may raise anything; its client gets an answer all the same
+        if isinstance(problem, Cancelled) and exchange.reason:
+            exchange.over = True
+            log(f"{cancelled_line(request)} ({problem})")
+            return None
         rejection = rejection_for(problem)
         if message["method"] == "initialize":
             # spec: Versioning and Compatibility › Backward Compatibility with Initialization-Based Versions:
@@ -546,7 +546,8 @@ def rejection_for(problem: BaseException) -> Rejection:
         return Rejection(HEADER_MISMATCH, f"Header mismatch: {problem}", rule=problem.rule)
     if isinstance(problem, sqlite3.Error):
         log(f"the state cannot be used: {problem}")
-        return Rejection(INTERNAL_ERROR, "The server cannot reach its state at the moment", rule="Overview › Error Codes")
+        return Rejection(INTERNAL_ERROR, "The server cannot reach its state at the moment",
+                         rule="Overview › Error Codes")
     log_fault(problem)
     # choice: no more than that, because what went wrong here is no client's business
     return Rejection(INTERNAL_ERROR, "Internal error", rule="Overview › Error Codes")
@@ -700,9 +701,11 @@ class Request:
 def check_elicitation(key: str, response: Any) -> None:
     """Rejection for what is no answer to an elicitation."""
     if not isinstance(response, dict) or response.get("action") not in ("accept", "decline", "cancel"):
-        raise Rejection(INVALID_PARAMS, f"inputResponses.{key}.action must be accept, decline or cancel")
+        raise Rejection(INVALID_PARAMS, f"inputResponses.{key}.action must be accept, decline or cancel",
+                        rule="Elicitation › Response Actions")
     if not isinstance(response.get("content") or {}, dict):
-        raise Rejection(INVALID_PARAMS, f"inputResponses.{key}.content must be an object")
+        raise Rejection(INVALID_PARAMS, f"inputResponses.{key}.content must be an object",
+                        rule="Elicitation › Response Actions")
 
 
 def undeclared(required: Json, declared: Any) -> Json:
@@ -2454,9 +2457,9 @@ class StdioTransport:
     def serve(self) -> int:
         """Until the end of input; what was read is answered then, within a second. The exit status: 1 for a loss."""
         self.mcp.start()
-        threading.Thread(target=self.read, name="stdio reader", daemon=True).start()
         patience = 10.0
         try:
+            threading.Thread(target=self.read, name="stdio reader", daemon=True).start()
             while not self.over.wait(1):  # on Windows a signal does not end a wait
                 pass
         except KeyboardInterrupt:  # SIGINT and SIGTERM end it too, and whoever sends them waits for less
@@ -2761,7 +2764,8 @@ def parse_command_line(arguments: list[str] | None = None) -> argparse.Namespace
     add("--port", type=number(0, 65535, int), help="port (default: $PORT, or 3000; 0: any)")
     add("--step-seconds", type=number(0, 1_000_000), default=1.0,
         help="how long one of build_report's ten steps takes (default: 1)")
-    add("--keep-alive", type=number(0.01, 1_000_000), default=15.0, help="seconds until a quiet stream gets a comment (default: 15)")
+    add("--keep-alive", type=number(0.01, 1_000_000), default=15.0,
+        help="seconds until a quiet stream gets a comment (default: 15)")
     add("--allow-origin", type=origin, action="append", default=[], metavar="ORIGIN",
         help="a web origin that may call, too")
     add("--state", type=text, default=":memory:", metavar="FILE",
