@@ -342,7 +342,9 @@ def parse_head(head: bytes) -> tuple[str, str, str, Fields]:
         # white space before the colon, folded lines, bare CR and NUL do not match
         field = FIELD_LINE.fullmatch(line)
         if field is None:
-            raise BadHead(400, f"{_shown(line)} is not a field line", "rfc9112 §5")
+            name = HEADER_NAME.match(line)  # the rest may be a secret
+            raise BadHead(400, f"a line that begins with {_shown(name[0] if name else '')} is not a field line",
+                          "rfc9112 §5")
         fields.setdefault(field[1].lower(), []).append(field[2].rstrip(" \t"))
     # rfc9110 §2.5: a higher minor version is read as the highest one known
     return start[1], start[2], "HTTP/1.0" if start[4] == "0" else "HTTP/1.1", fields

@@ -1903,7 +1903,6 @@ class Inbox:
                 headers.check_head_so_far(self.received)
             return False
         octets = bytes(self.received[:end])
-        del self.received[: end + 4]
         head = headers.read_head(octets)
         if head.length > self.max_body:
             raise BadHead(413, f"A message may have at most {self.max_body} octets", "rfc9110 §15.5.14")
@@ -1911,6 +1910,7 @@ class Inbox:
             if ",".join(head.fields["expect"]).lower() != "100-continue":
                 raise BadHead(417, "The only expectation served here is 100-continue", "rfc9110 §10.1.1")
             self.expected = True
+        del self.received[: end + 4]
         self.head, self.chunks = octets, sse.ChunkDecoder(self.max_body) if head.length == headers.CHUNKED else None
         return True
 
@@ -2273,7 +2273,7 @@ class HttpServer(HTTPServer):
             try:
                 headers.check_head(connection.inbox.head or b"", self.policy)
             except Refused as refusal:
-                return self.refuse(connection, rejection_for(refusal), connection.inbox.head or b"")
+                return self.refuse(connection, rejection_for(refusal))
             if not connection.inbox.received:
                 with contextlib.suppress(OSError):
                     connection.outbox.put(b"HTTP/1.1 100 Continue\r\n\r\n")
@@ -2286,11 +2286,11 @@ class HttpServer(HTTPServer):
             self.set_deadline(self.idle, connection, self.idle_timeout)
         return None
 
-    def refuse(self, connection: Connection, rejection: Rejection, head: bytes = b"") -> None:
+    def refuse(self, connection: Connection, rejection: Rejection) -> None:
         """The last answer on a connection: nobody can tell where its next request begins, or whether it comes."""
-        exchange = connection.exchange = self.RequestHandlerClass(connection, head)
+        exchange = connection.exchange = self.RequestHandlerClass(connection, connection.inbox.head or b"")
         exchange.quick = True
-        if self.wire and not head:
+        if self.wire:
             self.wire.show("-->", exchange, connection.inbox.received[:65536].decode("latin-1"))
         connection.inbox.received.clear()
         exchange.close_connection = True

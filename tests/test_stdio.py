@@ -473,6 +473,18 @@ def test_output_that_is_closed_ends_the_server(gated: Gated, log: Lines) -> None
     assert "Traceback" not in log.text
 
 
+def serve_all(server: Server, source: int, sink: int, wire: Wire | None = None) -> int:
+    """The exit status of a transport that reads to the end; nobody reads or writes these descriptors afterwards."""
+    transport = StdioTransport(server, source, sink, "anonymous", wire)
+    status = transport.serve()
+    assert eventually(lambda: not transport.exchanges and not transport.outbox.behind)
+    assert eventually(lambda: "stdio reader" not in {one.name for one in threading.enumerate()})
+    for descriptor in (source, sink):
+        os.close(descriptor)
+    server.store.close()
+    return status
+
+
 def check_all_ended(pipes: Pipes) -> None:
     """No worker has anything left to write."""
     assert eventually(lambda: not pipes.transport.exchanges)
@@ -637,8 +649,6 @@ def gone(gated: Gated, log: Lines) -> Iterator[Pipes]:
     os.set_blocking(pipes.sink, True)
     yield pipes
     gated.go.set()
-    with contextlib.suppress(OSError):
-        pipes.end()
 
 
 @pytest.mark.parametrize("line", [b"this is no JSON", b"[]", json.dumps(message("server/discover", id=9)).encode(),
@@ -686,11 +696,11 @@ def test_what_a_reader_never_takes_is_told_and_the_status_is_not_0(
     assert transport.serve() == 1
     assert log.wait_for("[ref] nobody reads the output: 1 pieces of it are lost")
     monkeypatch.undo()
-    assert gone.line() and eventually(lambda: bool(select.select([gone.output], [], [], 0)[0]))
     while b"answer" not in gone.line():  # frees the writer
         pass
     os.close(source)
     server.store.close()
+    assert gone.end() == []
 
 
 @pytest.mark.parametrize("problem", [asyncio.CancelledError(), SystemExit(3), KeyboardInterrupt(), Cancelled("mine")],
@@ -764,26 +774,18 @@ def test_non_blocking_pipes_are_served_like_others(gated: Gated, log: Lines) -> 
 def test_an_input_that_cannot_be_read_ends_with_a_sentence(log: Lines) -> None:
     """Choice: a descriptor for writing, for example; the exit status is 1."""
     source, sink = os.open(os.devnull, os.O_WRONLY), os.open(os.devnull, os.O_WRONLY)
-    server = Gated()
-    assert StdioTransport(server, source, sink, "anonymous").serve() == 1
+    assert serve_all(Gated(), source, sink) == 1
     assert log.text.startswith("[ref] stdin cannot be read: ") and len(log.lines()) == 1
-    for descriptor in (source, sink):
-        os.close(descriptor)
-    server.store.close()
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no device that is always full")
 def test_an_output_without_space_ends_with_a_sentence(log: Lines) -> None:
     """Choice: an answer that cannot be written is a loss, so the exit status is 1; it is told once."""
     (source, to_server), sink = os.pipe(), os.open("/dev/full", os.O_WRONLY)
-    server = Gated()
     os.write(to_server, json.dumps(call("echo", {"text": "x"})).encode() + b"\n{\n{\n")
     os.close(to_server)
-    assert StdioTransport(server, source, sink, "anonymous").serve() == 1
+    assert serve_all(Gated(), source, sink) == 1
     assert log.lines().count("[ref] stdout cannot be written: what was to be sent is lost") == 1
-    for descriptor in (source, sink):
-        os.close(descriptor)
-    server.store.close()
 
 
 def test_the_wire_is_shown_over_stdio_too(gated: Gated, log: Lines) -> None:
@@ -791,11 +793,9 @@ def test_the_wire_is_shown_over_stdio_too(gated: Gated, log: Lines) -> None:
     (source, to_server), (from_server, sink) = os.pipe(), os.pipe()
     os.write(to_server, json.dumps(call("echo", {"text": "x"}, 5, progressToken="t")).encode() + b"\n")
     os.close(to_server)
-    assert StdioTransport(gated, source, sink, "anonymous", Wire()).serve() == 0
+    assert serve_all(gated, source, sink, Wire()) == 0
     shown = [line for line in log.lines() if not line.startswith("[ref]")]
     arrows = [re.fullmatch(r"(-->|<--) #1 +[0-9.]+ ms  (.+)", line) for line in shown]
     assert [found and (found[1], json.loads(found[2]).get("id", "none")) for found in arrows] == [
         ("-->", 5), ("<--", "none"), ("<--", 5)]
-    for descriptor in (source, from_server, sink):
-        os.close(descriptor)
-    gated.store.close()
+    os.close(from_server)
