@@ -170,6 +170,7 @@ class Exchange:
 
     quick = False  # answered by the thread that reads everybody's requests, where nothing may wait
     parked = False  # a subscription: no thread is its own, and `end` will end it
+    outbox: Outbox  # what its carrier sends by, if there is one
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
@@ -220,7 +221,12 @@ class Exchange:
 
     def push(self, text: bytes) -> bool:
         """A subscription's next message, never waiting; False if its client is gone or too far behind."""
-        return False
+        with self.lock:
+            self.parked = True
+            if self.over or self.reason or self.outbox.behind >= MAX_QUEUED:
+                return False
+            self.send_message(text)
+        return not self.reason
 
     def end(self, result: bytes | None) -> None:
         """Ends a subscription from this side: with its result if there is one and it can be sent."""
@@ -229,7 +235,7 @@ class Exchange:
 class Connection:
     """One TCP connection. The loop alone reads it and sets its attributes; what is sent is its outbox's affair."""
 
-    __slots__ = ("arrived", "at_end", "exchange", "inbox", "outbox", "place", "server", "socket")
+    __slots__ = ("arrived", "at_end", "exchange", "inbox", "limit", "outbox", "place", "server", "socket")
 
     def __init__(self, server: HttpServer, connection: socket.socket, place: bool) -> None:
         self.server, self.socket = server, connection
@@ -238,7 +244,8 @@ class Connection:
         self.outbox = Outbox(self.send_some, self.send_all, server.workers.run)
         self.exchange: Endpoint | None = None  # the request that is being answered
         self.at_end = False  # the client sends no more
-        self.arrived = 0  # octets since its deadline was set
+        self.limit = ""  # the queue of deadlines in which it stands: idle, request, linger
+        self.arrived = 0  # octets since it stands there
 
     def read(self) -> None:
         """The loop: takes what has come. This is where a closed stream becomes a cancellation.
@@ -290,6 +297,7 @@ class Endpoint(BaseHTTPRequestHandler, Exchange):
     def __init__(self, connection: Connection, octets: bytes = b"", body: bytes = b"") -> None:
         Exchange.__init__(self)
         self.client, self.server, self.octets, self.body = connection, connection.server, octets, body
+        self.outbox = connection.outbox
         self.head = headers.read_head(octets) if octets else headers.NO_HEAD
         self.close_connection = self.head.last
         self.writer = sse.ResponseWriter(self.head.version)
@@ -351,7 +359,7 @@ class Endpoint(BaseHTTPRequestHandler, Exchange):
         """Sends it: all of it, or what is taken without waiting, and the rest by a worker. A lost client cancels."""
         try:
             if self.quick or self.parked:
-                self.client.outbox.put(octets)
+                self.outbox.put(octets)
             else:
                 self.client.send_all(octets)
         except OSError:
@@ -370,7 +378,7 @@ class Endpoint(BaseHTTPRequestHandler, Exchange):
     def common_lines(self) -> str:
         """Every answer's field lines, all built here; the one value that is echoed, Origin, has been checked."""
         cors = headers.cors_lines(self.head, self.server.policy) if "origin" in self.head.fields else ""
-        close = "Connection: close\r\n" if self.close_connection else ""
+        close = "Connection: close\r\n" if self.close_connection or self.parked else ""
         return f"Server: mcp-reference-server\r\nDate: {headers.http_date(int(time.time()))}\r\n{cors}{close}"
 
     def send_rejection(self, rejection: Rejection) -> None:
@@ -409,15 +417,6 @@ class Endpoint(BaseHTTPRequestHandler, Exchange):
     def comment_due(self) -> float:
         """Seconds until the stream has been quiet for one keep-alive interval."""
         return max(0.0, self.quiet_since + self.server.keep_alive - time.monotonic())
-
-    def push(self, text: bytes) -> bool:
-        """A subscription's next message, never waiting; False if its client is gone or too far behind."""
-        with self.lock:
-            self.parked = self.close_connection = True
-            if self.over or self.reason or self.client.outbox.behind >= MAX_QUEUED:
-                return False
-            self.send_message(text)
-        return not self.reason
 
     def end(self, result: bytes | None) -> None:
         """Ends a subscription: with its result, or None: by cutting the stream. The connection goes to the loop."""
@@ -2035,9 +2034,6 @@ class Workers:
                 function, arguments = self.jobs.get()  # promised to this worker while it gave up
 
 
-Deadlines = collections.OrderedDict[Connection, float]
-
-
 class HttpServer(HTTPServer):
     """The listening socket, the loop that reads all connections, and their limits (seconds, octets).
 
@@ -2069,7 +2065,8 @@ class HttpServer(HTTPServer):
         self.policy = headers.Policy(origins, frozenset(hosts))
         self.workers = Workers()
         self.connections: set[Connection] = set()
-        self.idle, self.begun, self.lingering = Deadlines(), Deadlines(), Deadlines()
+        self.deadlines: dict[str, collections.OrderedDict[Connection, float]] = {
+            limit: collections.OrderedDict() for limit in ("idle", "request", "linger")}
         self.places = 0  # connections that count against the limit
         self.ready: collections.deque[Connection] = collections.deque()
         self.returned: collections.deque[Endpoint] = collections.deque()
@@ -2161,7 +2158,7 @@ class HttpServer(HTTPServer):
             self.places += connection.place
             self.connections.add(connection)
             self.selector.register(accepted, selectors.EVENT_READ, connection)
-            self.set_deadline(self.idle, connection, self.idle_timeout)
+            self.set_deadline(connection, "idle")
             self.take_in(connection)  # most clients have sent something by now
         return None
 
@@ -2176,22 +2173,25 @@ class HttpServer(HTTPServer):
         exchange = connection.exchange
         if connection.at_end:
             self.selector.unregister(connection.socket)
-        if connection in self.lingering or (exchange and exchange.parked):
+        if connection.limit == "linger" or (exchange and exchange.parked):  # nothing counts any more but the end
             connection.inbox.received.clear()
-        if exchange is None:
-            if connection not in self.lingering:
-                self.advance(connection)
-            elif connection.at_end:
-                self.drop(connection)
-        elif connection.at_end and exchange.parked:
-            if self.wire:
-                self.wire.show("--x", exchange, "stream closed: the subscription ends")
-            self.mcp.subscriptions.forget(exchange)
-            self.drop(connection)
+            if connection.at_end:
+                self.lose(connection, exchange)
+        elif exchange is None:
+            self.advance(connection)
         elif len(connection.inbox.received) > self.max_body + READ_AHEAD and not connection.at_end:
             exchange.cancel("too much sent behind it")  # or the end of file behind those octets would never be seen
             connection.at_end = True
             self.selector.unregister(connection.socket)
+
+    def lose(self, connection: Connection, subscriber: Endpoint | None) -> None:
+        """Its client has gone, or reads nothing any more; nothing was to come on it but a subscription's messages."""
+        if subscriber:
+            subscriber.cancel("stream closed")
+            if self.wire:
+                self.wire.show("--x", subscriber, "stream closed: the subscription ends")
+            self.mcp.subscriptions.forget(subscriber)
+        self.drop(connection)
 
     def advance(self, connection: Connection) -> None:
         """Serves the connection's next request, if it has come: here if it is quick, else on a worker."""
@@ -2205,13 +2205,11 @@ class HttpServer(HTTPServer):
             return self.refuse(connection, rejection_for(broken))
         if request is None:
             return self.wait_for_more(connection)
-        if self.begun:
-            self.begun.pop(connection, None)
+        self.set_deadline(connection)
         exchange = connection.exchange = self.RequestHandlerClass(connection, *request)
         exchange.quick = exchange.is_quick()
         if exchange.quick:
             return self.serve(exchange)
-        self.idle.pop(connection, None)
         if connection.at_end:
             exchange.cancel("stream closed")
         try:
@@ -2248,21 +2246,20 @@ class HttpServer(HTTPServer):
         connection = exchange.client
         if connection.exchange is not exchange:
             return
-        if exchange.parked and not exchange.over:
-            self.idle.pop(connection, None)
-            return
-        if connection.outbox.behind:  # a worker still sends; it gives the connection back
-            connection.outbox.drained = lambda: self.give_back(exchange)
-            if connection.outbox.behind:
-                self.idle.pop(connection, None)
+        outbox, open_still = connection.outbox, exchange.parked and not exchange.over
+        if outbox.behind or open_still:  # a worker that sends gives the connection back when it has done so, or failed
+            outbox.drained = lambda: self.give_back(exchange)
+            if open_still and outbox.lost:
+                self.lose(connection, exchange)
+            if outbox.behind or open_still:
                 return
-        connection.exchange, connection.outbox.drained = None, None
-        if exchange.close_connection or connection.outbox.lost or self.stopping:
+        connection.exchange, outbox.drained = None, None
+        if exchange.close_connection or exchange.parked or outbox.lost or self.stopping:
             self.close(connection)
         elif connection.inbox.received or connection.at_end:
             self.ready.append(connection)
         else:
-            self.set_deadline(self.idle, connection, self.idle_timeout)
+            self.set_deadline(connection, "idle")
 
     def wait_for_more(self, connection: Connection) -> None:
         """No whole request is there yet: a client that expects 100 is told to go on, or refused before it does."""
@@ -2277,17 +2274,14 @@ class HttpServer(HTTPServer):
             if not connection.inbox.received:
                 with contextlib.suppress(OSError):
                     connection.outbox.put(b"HTTP/1.1 100 Continue\r\n\r\n")
-        if connection.inbox.begun():
-            if connection not in self.begun:
-                self.idle.pop(connection, None)
-                connection.arrived = 0
-                self.set_deadline(self.begun, connection, self.request_timeout)
-        elif connection not in self.idle:
-            self.set_deadline(self.idle, connection, self.idle_timeout)
+        limit = "request" if connection.inbox.begun() else "idle"
+        if connection.limit != limit:
+            self.set_deadline(connection, limit)
         return None
 
     def refuse(self, connection: Connection, rejection: Rejection) -> None:
         """The last answer on a connection: nobody can tell where its next request begins, or whether it comes."""
+        self.set_deadline(connection)
         exchange = connection.exchange = self.RequestHandlerClass(connection, connection.inbox.head or b"")
         exchange.quick = True
         if self.wire:
@@ -2299,29 +2293,30 @@ class HttpServer(HTTPServer):
 
     # deadlines and ends
 
-    def set_deadline(self, limit: Deadlines, connection: Connection, seconds: float) -> None:
-        """From now on; those of one limit stand in the order in which they come due."""
-        limit[connection] = deadline = time.monotonic() + seconds
-        limit.move_to_end(connection)
-        self.next_look = min(self.next_look, deadline)
+    def set_deadline(self, connection: Connection, limit: str = "") -> None:
+        """From now on, or none; those of one limit stand in the order in which they come due."""
+        if connection.limit:
+            del self.deadlines[connection.limit][connection]
+        connection.limit, connection.arrived = limit, 0
+        if limit:
+            self.deadlines[limit][connection] = deadline = time.monotonic() + getattr(self, f"{limit}_timeout")
+            self.next_look = min(self.next_look, deadline)
 
     def expire(self, now: float) -> None:
         """Ends what has waited for too long."""
         if now >= self.resume_accepting:
             self.resume_accepting = math.inf
             self.selector.register(self.socket, selectors.EVENT_READ)
-        for limit, end in ((self.idle, self.drop), (self.begun, self.time_out), (self.lingering, self.drop)):
-            while limit and next(iter(limit.values())) <= now:
-                connection, _ = limit.popitem(last=False)
-                end(connection)
-        oldest = [next(iter(limit.values())) for limit in (self.idle, self.begun, self.lingering) if limit]
+        for limit, waiting in self.deadlines.items():
+            while waiting and next(iter(waiting.values())) <= now:
+                (self.time_out if limit == "request" else self.drop)(next(iter(waiting)))
+        oldest = [next(iter(waiting.values())) for waiting in self.deadlines.values() if waiting]
         self.next_look = min([*oldest, self.resume_accepting])
 
     def time_out(self, connection: Connection) -> None:
         """A request that has not arrived in its time; what arrives slowly but steadily is given the same time again."""
         if connection.arrived > SLOWEST * self.request_timeout:
-            connection.arrived = 0
-            self.set_deadline(self.begun, connection, self.request_timeout)
+            self.set_deadline(connection, "request")
         else:
             self.refuse(connection, Rejection(None, "The request did not arrive in time", status=408,
                                               rule="rfc9110 §15.5.9"))
@@ -2335,15 +2330,15 @@ class HttpServer(HTTPServer):
         with contextlib.suppress(OSError):
             connection.socket.shutdown(socket.SHUT_WR)
         connection.inbox.received.clear()
-        self.set_deadline(self.lingering, connection, self.linger_timeout)
+        self.set_deadline(connection, "linger")
         return None
 
     def drop(self, connection: Connection) -> None:
         """Closes the socket and forgets it."""
         self.places -= connection.place
         connection.place = False
-        for limit in (self.idle, self.begun, self.lingering):
-            limit.pop(connection, None)
+        self.set_deadline(connection)
+        connection.exchange = None
         self.connections.discard(connection)
         with contextlib.suppress(KeyError, ValueError):
             self.selector.unregister(connection.socket)
@@ -2360,7 +2355,7 @@ class HttpServer(HTTPServer):
         for connection in list(self.connections):
             if connection.exchange and not connection.exchange.parked:
                 connection.exchange.cancel("server stopped")
-            elif connection.exchange is None and connection not in self.lingering:
+            elif connection.exchange is None and connection.limit != "linger":
                 self.drop(connection)
         while self.connections and time.monotonic() < deadline:
             self.turn(0.02)
@@ -2405,7 +2400,7 @@ class StdioExchange(Exchange):
 
     def __init__(self, transport: StdioTransport, key: tuple[type, Any]) -> None:
         super().__init__()
-        self.transport, self.key = transport, key
+        self.transport, self.key, self.outbox = transport, key, transport.outbox
 
     def send_message(self, text: bytes) -> None:
         """One message, one line."""
@@ -2418,15 +2413,6 @@ class StdioExchange(Exchange):
             if not self.over and not self.reason:
                 self.over = True
                 self.send_message(text)
-
-    def push(self, text: bytes) -> bool:
-        """A subscription's next message, never waiting; False if its client is too far behind."""
-        with self.lock:
-            self.parked = True
-            if self.over or self.reason or self.transport.outbox.behind >= MAX_QUEUED:
-                return False
-            self.send_message(text)
-        return True
 
     def end(self, result: bytes | None) -> None:
         """Ends a subscription from this side: its result, then a notification that says so."""
