@@ -442,8 +442,12 @@ def test_without_poll_and_posix_http_is_served(poorer: ModuleType, log: Lines) -
     server.store.close()
 
 
-def test_without_poll_stdio_is_served(poorer: ModuleType, log: Lines) -> None:
+def test_without_poll_stdio_is_served(poorer: ModuleType, log: Lines, monkeypatch: pytest.MonkeyPatch) -> None:
     """Choice: where nobody can ask whether a pipe takes octets, the writer alone waits for it, in order."""
+    def cannot_ask(*_: object) -> bool:
+        raise OSError("an operation was attempted on something that is not a socket")
+
+    monkeypatch.setattr(poorer, "ready_to_send", cannot_ask)
     assert poorer.PIPE_BUF == 512
     (source, to_server), (from_server, sink) = os.pipe(), os.pipe()
     server = poorer.Server("poorer", "1")

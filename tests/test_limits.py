@@ -274,6 +274,19 @@ def test_each_of_several_bursts_gets_about_as_many_as_there_are_places(
         assert 15 <= statuses.count(200) <= 20 and statuses.count(200) + statuses.count(503) == 35
 
 
+def test_a_connection_that_has_had_its_last_answer_gives_up_its_place(
+        serving: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Choice: it lingers until its client hangs up, for whom nobody else need wait."""
+    monkeypatch.setattr(serving.http, "max_connections", 1)
+    monkeypatch.setattr(serving.http, "linger_timeout", PATIENCE)
+    with serving.connect() as one:
+        one.send(octets(DISCOVER, connection="close"))
+        assert one.reply().status == 200 and one.ended()
+        with serving.connect() as two:
+            assert two.call("server/discover").status == 200
+        assert len(serving.http.connections) >= 1
+
+
 def test_a_probe_takes_a_place_like_everything_else(serving: Running, monkeypatch: pytest.MonkeyPatch) -> None:
     """Choice: or connections without a place would live on by asking for /healthz alone."""
     monkeypatch.setattr(serving.http, "max_connections", 1)
