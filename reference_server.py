@@ -383,7 +383,7 @@ class Endpoint(BaseHTTPRequestHandler, Exchange):
 
     def send_rejection(self, rejection: Rejection) -> None:
         """The answer to what got no further than HTTP or JSON; what a browser may show its user is a plain sentence."""
-        log(f"{self.head.verb or '-'} {self.head.path or '-'} -> {rejection.line()}")
+        log(f"{self.head.verb[:50] or '-'} {self.head.path[:200] or '-'} -> {rejection.line()}")
         if rejection.status in (404, 405):
             text, media_type = rejection.message.encode() + b"\n", "text/plain; charset=utf-8"
         else:
@@ -557,7 +557,7 @@ def request_line(message: Json, user: str) -> str:
     params = message.get("params", {})
     name, meta = params.get(headers.NAME_SOURCE.get(message["method"], "")), params.get("_meta")
     trace = meta.get("traceparent") if isinstance(meta, dict) else None
-    return (f"{message['method'][:100]}{f' {name}'[:200] if name else ''} user={user} id={message['id']!r:.100}"
+    return (f"{message['method'][:100]}{f' {name}'[:200] if name else ''} user={user[:100]} id={message['id']!r:.100}"
             f"{f' traceparent={trace}'[:100] if trace else ''}")
 
 
@@ -2402,6 +2402,12 @@ class StdioExchange(Exchange):
         super().__init__()
         self.transport, self.key, self.outbox = transport, key, transport.outbox
 
+    def emit(self, message: Json) -> None:
+        """As everywhere; a method that says more than its client reads waits for it, like one over HTTP."""
+        while self.outbox.weight > MAX_WAITING and not (self.quick or self.reason or self.over or self.outbox.lost):
+            time.sleep(0.01)
+        super().emit(message)
+
     def send_message(self, text: bytes) -> None:
         """One message, one line."""
         self.transport.send(text, self)
@@ -2595,7 +2601,7 @@ def serve_stdio(mcp: Server, wire: bool = False) -> int:
     os.dup2(nothing, 0)
     os.dup2(2, 1)  # spec: stdio › stdio: MUST NOT write anything to stdout that is not a valid MCP message
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    user = os.environ.get("MCP_USER", "anonymous")
+    user = os.environ.get("MCP_USER") or "anonymous"
     with contextlib.suppress(KeyboardInterrupt):
         return StdioTransport(mcp, source, sink, user, Wire() if wire else None).serve()
     return 1  # a second signal, before the end was in order
@@ -2714,8 +2720,8 @@ def number(low: float, high: float, kind: Callable[[str], Any] = float) -> Calla
 
 def text(value: str) -> str:
     """The type of an option that may not be empty."""
-    if not value.strip() or "\0" in value:
-        raise argparse.ArgumentTypeError("it may not be empty, nor contain NUL")
+    if not value.strip() or "\0" in value or value != value.encode(errors="ignore").decode():
+        raise argparse.ArgumentTypeError("it may not be empty, nor contain NUL, and must be UTF-8")
     return value
 
 
@@ -2820,7 +2826,7 @@ def serve_http(mcp: Server, options: argparse.Namespace) -> int:
         http = HttpServer(mcp, options.host, options.port, options.allow_origin)
     except (OSError, OverflowError, UnicodeError) as problem:
         hint = "--host takes a name or an address of this machine, such as 127.0.0.1 or ::1"
-        if isinstance(problem, OSError) and problem.errno == errno.EADDRINUSE:
+        if isinstance(problem, OSError) and problem.errno in (errno.EADDRINUSE, errno.EACCES):
             hint = "take another, such as --port 3005, and export MCP=http://127.0.0.1:3005/mcp"
         log(f"cannot listen on {options.host}, port {options.port}: {problem}; {hint}", "reference_server: ")
         return 1

@@ -709,6 +709,19 @@ def test_every_refusal_is_one_line_in_the_log(run: Running, capsys: pytest.Captu
         assert len(lines) == 1 and lines[0].startswith("[ref] "), (row, lines)
 
 
+@pytest.mark.parametrize("spoil", [
+    start_line(f"POST /{'x' * 8000} HTTP/1.1"), start_line(f"{'X' * 8000} /mcp HTTP/1.1"),
+    start_line(f"{'X' * 8000} /nowhere HTTP/1.1"), field("Authorization", f"Bearer {'x' * 8000}"),
+    named("tools/call", "name", "x" * 2000), member(id="x" * 7000)],
+    ids=["path", "verb", "both", "user", "name", "id"])
+def test_what_is_long_does_not_hide_the_outcome(run: Running, log: Lines, spoil: Spoil) -> None:
+    """Choice: each part of a line is cut by itself, so that status and reason stay in sight."""
+    reply = run.exchange(spoiled(spoil).octets())
+    [line] = log.lines()
+    assert len(line) < 800 and re.search(r" -> (complete|\d{3}, .+)$", line) and "…" not in line
+    assert reply.status in (200, 404, 405)
+
+
 @pytest.mark.parametrize("spoil", [notification, lambda draft: None], ids=["notification", "request"])
 def test_a_method_of_a_mebibyte_is_cut_in_the_log(log: Lines, spoil: Spoil) -> None:
     """Choice: a line of the log is no longer than a screenful, whatever is named in it."""

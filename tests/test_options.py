@@ -4,6 +4,7 @@ A row is an option's value. What is allowed is started by `main` itself, in this
 """
 
 import contextlib
+import errno
 import os
 import re
 import selectors
@@ -37,7 +38,7 @@ TABLE: dict[str, dict[str, list[str]]] = {
     "--port": numbers(["0", "00", " 0 "], ["-1", "65536", MANY, "3000.5", "1e3", "80:80"]),
     "--host": {"good": ["localhost", "LOCALHOST", "127.0.0.1", "127.1", "::1", "0.0.0.0", "::"],
                "bad": ["", " ", "256.1.1.1", "no host", "x" * 300, "[::1]", "é.invalid", "http://127.0.0.1", "a\0b",
-                       "127.0.0.1:3000", ".", "*"]},
+                       "127.0.0.1:3000", ".", "*", "\udcff"]},
     "--step-seconds": numbers(["0", "0.5", "1e6", "1e-9"], ["-1", "1e7", MANY]),
     "--keep-alive": numbers(["0.01", "15", "1e6"], ["0", "-1", "0.001", "1e7", MANY]),
     "--allow-origin": {
@@ -47,7 +48,7 @@ TABLE: dict[str, dict[str, list[str]]] = {
                 "http://a b", "http://a/b", "http://a?b", "http://a:b", "http://a:99999", "http://u@a", "//a", "é",
                 "https://é.example", "a\nb", "http://a, http://b"]},
     "--state": {"good": [":memory:", "{folder}/new.db", "{folder}/é b?c#d%41.db", "{folder}/a\nb.db"],
-                "bad": ["", " ", "a\0b", "{folder}", "{folder}/none/x.db", "{folder}/text", "x" * 300]},
+                "bad": ["", " ", "a\0b", "\udcff", "{folder}", "{folder}/none/x.db", "{folder}/text", "x" * 300]},
     "--rate": numbers(["0", "0.1", "1", "1e9"], ["-1", "1e10", MANY]),
     "--max-connections": numbers(["1", "1000000"], ["0", "-1", "1000001", "2.5", "1e3", MANY]),
     "--max-body": numbers(["1000", "1073741824"], ["0", "-1", "1073741825", "2.5", "1e3", MANY]),
@@ -213,6 +214,17 @@ def test_a_taken_port_says_how_to_go_on(started: Starter, log: Lines) -> None:
         assert started.run("--port", str(port)) == (1, None)
     [line] = log.lines()
     assert f"port {port}" in line and "--port 3005" in line and "export MCP=http://127.0.0.1:3005/mcp" in line
+
+
+def test_a_port_that_needs_privileges_says_how_to_go_on(
+        started: Starter, log: Lines, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Choice: the same way as for a port that is taken."""
+    def refuse(*_: object) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr(HttpServer, "server_bind", refuse)
+    assert started.run("--port", "80") == (1, None)
+    assert "Permission denied" in log.text and "--port 3005" in log.text and len(log.lines()) == 1
 
 
 def test_signals_wake_a_loop_that_nothing_interrupts(started: Starter, log: Lines) -> None:

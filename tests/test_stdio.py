@@ -666,6 +666,39 @@ def test_a_full_output_keeps_nobody_from_reading(gone: Pipes, gated: Gated, log:
     assert gone.end() == []
 
 
+def test_a_method_that_says_more_than_is_read_waits(
+        gone: Pipes, gated: Gated, log: Lines, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Choice: what waits for a reader is bounded, whoever says it; a cancellation ends that wait too."""
+    monkeypatch.setattr(reference_server, "MAX_WAITING", 100_000)
+    stopped = threading.Event()
+
+    @gated.tool("floods", "Reports without end.", ANYTHING)
+    def floods(arguments: dict[str, Any], request: Request) -> str:
+        try:
+            for step in range(1, 100_000):
+                request.progress(step, message="x" * 1000)
+        finally:
+            stopped.set()
+        return "all was taken"
+
+    gone.call("floods", {}, 1, progressToken="t")
+    assert eventually(lambda: gone.transport.outbox.weight > 100_000)
+    assert not stopped.wait(0.05) and gone.transport.outbox.weight < 110_000
+    monkeypatch.undo()
+    gone.transport.exchanges[int, 1].cancel("enough")
+    assert stopped.wait(PATIENCE)
+    taker = threading.Thread(target=lambda: [None for _ in iter(lambda: os.read(gone.output, 65536), b"")])
+    taker.start()
+    os.close(gone.input)
+    gone.thread.join(PATIENCE)
+    assert not gone.thread.is_alive()
+    os.close(gone.sink)
+    taker.join(PATIENCE)
+    os.close(gone.output)
+    os.close(gone.source)
+    gone.server.store.close()
+
+
 def test_at_the_end_of_input_answers_wait_for_a_reader_that_comes_late(gone: Pipes, log: Lines) -> None:
     """Choice: a thousand calls from a file, and a reader that begins when they have all been read, lose nothing."""
     count = 1000
