@@ -246,9 +246,7 @@ def test_colours_are_for_terminals_that_want_them(monkeypatch: pytest.MonkeyPatc
     wire_os = type("System", (), {"name": system, "environ": {} if variable is None else {"NO_COLOR": variable},
                                   "isatty": staticmethod(lambda number: terminal)})
     monkeypatch.setattr(reference_server, "os", wire_os)
-    wire = reference_server.Wire()
-    monkeypatch.undo()
-    assert bool(wire.colours) == coloured
+    assert bool(reference_server.Wire().colours) == coloured
 
 
 # ----------------------------------------------------------------------------------------------------- interpreters

@@ -684,7 +684,6 @@ def test_a_method_that_says_more_than_is_read_waits(
     gone.call("floods", {}, 1, progressToken="t")
     assert eventually(lambda: gone.transport.outbox.weight > 100_000)
     assert not stopped.wait(0.05) and gone.transport.outbox.weight < 110_000
-    monkeypatch.undo()
     gone.transport.exchanges[int, 1].cancel("enough")
     assert stopped.wait(PATIENCE)
     taker = threading.Thread(target=lambda: [None for _ in iter(lambda: os.read(gone.output, 65536), b"")])
@@ -725,10 +724,10 @@ def test_what_a_reader_never_takes_is_told_and_the_status_is_not_0(
     server, source = Gated(), os.open(os.devnull, os.O_RDONLY)
     transport = StdioTransport(server, source, gone.sink, "anonymous")
     transport.write(b"an answer\n")
-    monkeypatch.setattr(reference_server, "time", HastyClock())
-    assert transport.serve() == 1
+    with monkeypatch.context() as patch:
+        patch.setattr(reference_server, "time", HastyClock())
+        assert transport.serve() == 1
     assert log.wait_for("[ref] nobody reads the output: 1 pieces of it are lost")
-    monkeypatch.undo()
     while b"answer" not in gone.line():  # frees the writer
         pass
     os.close(source)

@@ -609,10 +609,10 @@ def test_what_a_tool_leaves_behind_is_not_heard_after_the_answer(
     with stage.connect() as connection:
         connection.send(octets(stage.request(script, 1, progressToken="old", log_level="debug")))
         assert connection.reply().message["id"] == 1
-        monkeypatch.setattr(stage.http, "keep_alive", 0.0)  # a comment is due at any time
-        leftover.go_on()
-        assert not select.select([connection.socket], [], [], 0.02)[0], "octets that nobody asked for"
-        monkeypatch.undo()
+        with monkeypatch.context() as patch:
+            patch.setattr(stage.http, "keep_alive", 0.0)  # a comment is due at any time
+            leftover.go_on()
+            assert not select.select([connection.socket], [], [], 0.02)[0], "octets that nobody asked for"
         connection.send(octets(stage.request(waiting, 2, progressToken="new", log_level="debug")))
         assert waits.wait(PATIENCE)
         leftover.go_on()
