@@ -282,8 +282,6 @@ REQUEST_LINE = re.compile(rf"({TOKEN}) ([!-~]+) HTTP/([0-9])\.([0-9])")
 FIELD_LINE = re.compile(rf"(?=(?i:Mcp-)|[ -~\x80-\xff\t]*\Z)({TOKEN}):[ \t]*+([^\r\n\0]*)")
 
 
-
-
 class Head(NamedTuple):
     """What the head of a request says."""
     verb: str
@@ -322,9 +320,13 @@ def read_head(octets: bytes) -> Head:
     # rfc9112 §3.2.2: MUST accept absolute-form, whose host counts instead of the Host field's
     if absolute := ABSOLUTE_FORM.fullmatch(target):
         host, target = authority_name(absolute[1]), absolute[2] if absolute[2][:1] == "/" else "/" + absolute[2]
-    options = {one.strip(" \t").lower() for line in fields.get("connection", ()) for one in line.split(",")}
-    last = version == "HTTP/1.0" or "close" in options
+    last = version == "HTTP/1.0" or "close" in members(fields, "connection")
     return Head(verb, target.partition("?")[0], version, fields, host, length, last)
+
+
+def members(fields: Fields, name: str) -> set[str]:
+    """The members of a field that is a list of tokens, in lower case."""
+    return {one.strip(" \t").lower() for line in fields.get(name, ()) for one in line.split(",")}
 
 
 def parse_head(head: bytes) -> tuple[str, str, str, Fields]:
@@ -340,7 +342,9 @@ def parse_head(head: bytes) -> tuple[str, str, str, Fields]:
         # white space before the colon, folded lines, bare CR and NUL do not match
         field = FIELD_LINE.fullmatch(line)
         if field is None:
-            raise BadHead(400, f"{_shown(line)} is not a field line", "rfc9112 §5")
+            name = HEADER_NAME.match(line)  # the rest may be a secret
+            raise BadHead(400, f"a line that begins with {_shown(name[0] if name else '')} is not a field line",
+                          "rfc9112 §5")
         fields.setdefault(field[1].lower(), []).append(field[2].rstrip(" \t"))
     # rfc9110 §2.5: a higher minor version is read as the highest one known
     return start[1], start[2], "HTTP/1.0" if start[4] == "0" else "HTTP/1.1", fields
@@ -375,9 +379,15 @@ class Policy(NamedTuple):
 
 @functools.lru_cache(128)
 def check_head(octets: bytes, policy: Policy) -> str:
-    """The name of the user whose message comes behind this head, or Refused by the first check that fails."""
+    """The name of the user whose message comes behind this head, or Refused by the first check that fails.
+
+    A health probe and a browser's preflight have no message, and need no more than the check of Origin.
+    """
     head = read_head(octets)
     check_origin(head, policy)
+    probe, preflight = head.verb in ("GET", "HEAD"), head.verb == "OPTIONS" and "origin" in head.fields
+    if (head.path == "/healthz" and (probe or preflight)) or (head.path == "/mcp" and preflight):
+        return "anonymous"
     if head.path != "/mcp":
         raise Refused(404, "Nothing here. POST your MCP messages to /mcp; GET /healthz says ok.", "rfc9110 §15.5.5")
     if head.verb != "POST":
@@ -386,7 +396,7 @@ def check_head(octets: bytes, policy: Policy) -> str:
                       "Allow: POST, OPTIONS\r\n")
     if not is_json(head.fields):
         raise Refused(415, "Content-Type must be application/json", "Streamable HTTP › Sending Messages")
-    if any(coding.lower() != "identity" for coding in head.fields.get("content-encoding", ())):
+    if members(head.fields, "content-encoding") - {"", "identity"}:
         raise Refused(415, "Content-Encoding is not served here: send the body as it is", "rfc9110 §8.4",
                       "Accept-Encoding: identity\r\n")
     # choice: 406 for an Accept that does not list both, and for none at all, because absent is not a list.

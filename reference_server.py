@@ -76,8 +76,12 @@ from fractions import Fraction
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from socketserver import TCPServer
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 from urllib.parse import unquote, urlsplit
+
+if sqlite3.sqlite_version_info < (3, 35):
+    sys.exit(f"reference_server.py needs SQLite 3.35 or newer (RETURNING), this is {sqlite3.sqlite_version}")
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))  # where `python -I` and PYTHONSAFEPATH do not look
 
 import headers
 import sse
@@ -178,6 +182,7 @@ class Exchange:
     heeded = False  # the method has reported, or has looked whether it is cancelled
     over = False  # the answer has been sent
     thread = 0  # that runs the method
+    outbox: Outbox  # what its carrier sends by, if there is one
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
@@ -224,7 +229,12 @@ class Exchange:
 
     def push(self, text: bytes) -> bool:
         """A subscription's next message, never waiting; False if its client is gone or too far behind."""
-        return False
+        with self.lock:
+            self.parked = True
+            if self.over or self.reason or self.outbox.behind >= MAX_QUEUED:
+                return False
+            self.send_message(text)
+        return not self.reason
 
     def end(self, result: bytes | None) -> None:
         """Ends a subscription from this side: with its result if there is one and it can be sent."""
@@ -233,7 +243,7 @@ class Exchange:
 class Connection:
     """One TCP connection. The loop alone reads it and sets its attributes; what is sent is its outbox's affair."""
 
-    __slots__ = ("arrived", "at_end", "exchange", "inbox", "outbox", "place", "server", "socket")
+    __slots__ = ("arrived", "at_end", "exchange", "inbox", "limit", "outbox", "place", "server", "socket")
 
     def __init__(self, server: HttpServer, connection: socket.socket, place: bool) -> None:
         self.server, self.socket = server, connection
@@ -242,7 +252,8 @@ class Connection:
         self.outbox = Outbox(self.send_some, self.send_all, server.workers.run, self.caught_up)
         self.exchange: Endpoint | None = None  # the request that is being answered
         self.at_end = False  # the client sends no more
-        self.arrived = 0  # octets since its deadline was set
+        self.limit = ""  # the queue of deadlines in which it stands: idle, request, linger
+        self.arrived = 0  # octets since it stands there
 
     def read(self) -> None:
         """The loop: takes what has come. This is where a closed stream becomes a cancellation.
@@ -275,6 +286,8 @@ class Connection:
         rest = memoryview(octets)
         while rest := rest[self.send_some(rest) :]:
             if not ready_to_send(self.socket, self.server.write_timeout):
+                if self.exchange and self.exchange.over:  # it has been logged as complete
+                    log(f"an answer is cut: its client has taken nothing for {self.server.write_timeout:g} s")
                 raise TimeoutError
 
     def caught_up(self) -> None:
@@ -297,6 +310,7 @@ class Endpoint(BaseHTTPRequestHandler, Exchange):
     def __init__(self, connection: Connection, octets: bytes = b"", body: bytes = b"") -> None:
         Exchange.__init__(self)
         self.client, self.server, self.octets, self.body = connection, connection.server, octets, body
+        self.outbox = connection.outbox
         self.head = headers.read_head(octets) if octets else headers.NO_HEAD
         self.close_connection = self.head.last
         self.writer = sse.ResponseWriter(self.head.version)
@@ -324,15 +338,12 @@ class Endpoint(BaseHTTPRequestHandler, Exchange):
                 self.server.wire.show("--x", self, f"{self.reason}: request {message['id']!r} is cancelled")
 
     def do_other(self) -> None:
-        """No message: a health probe, a browser's preflight, or a refusal that says what to do instead."""
-        if self.head.path in ("/healthz", "/mcp") and self.head.verb == "OPTIONS" and "origin" in self.head.fields:
-            headers.check_origin(self.head, self.server.policy)
+        """No message: a browser's preflight, a health probe, or a refusal that says what to do instead."""
+        self.check_head()
+        if self.head.verb == "OPTIONS":
             self.send_answer(204, fields=headers.preflight_lines(self.head.fields))
-        elif self.head.path == "/healthz" and self.head.verb in ("GET", "HEAD"):
-            headers.check_origin(self.head, self.server.policy)
-            self.send_answer(200, b"ok\n", "text/plain")
         else:
-            self.check_head()
+            self.send_answer(200, b"ok\n", "text/plain")
 
     def is_quick(self) -> bool:
         """Whether the loop can answer it, judged as a gateway would: by the mirrored headers, which must be right."""
@@ -341,7 +352,7 @@ class Endpoint(BaseHTTPRequestHandler, Exchange):
         return self.head.verb != "POST" or self.server.mcp.is_quick(method, name)
 
     def check_head(self) -> str:
-        """The user's name. Rejection when the head alone says that this request is not served."""
+        """The user's name. Rejection or Refused when the head alone says that this request is not served."""
         if not self.client.place:
             self.close_connection = True
             raise Rejection(503, "Too many connections", status=503, fields="Retry-After: 1\r\n",
@@ -360,7 +371,7 @@ class Endpoint(BaseHTTPRequestHandler, Exchange):
         """Sends it: all of it, or what is taken without waiting, and the rest by a worker. A lost client cancels."""
         try:
             if self.quick or self.parked:
-                self.client.outbox.put(octets)
+                self.outbox.put(octets)
             else:
                 self.client.send_all(octets)
         except OSError:
@@ -379,22 +390,17 @@ class Endpoint(BaseHTTPRequestHandler, Exchange):
     def common_lines(self) -> str:
         """Every answer's field lines, all built here; the one value that is echoed, Origin, has been checked."""
         cors = headers.cors_lines(self.head, self.server.policy) if "origin" in self.head.fields else ""
-        close = "Connection: close\r\n" if self.close_connection else ""
+        close = "Connection: close\r\n" if self.close_connection or self.parked else ""
         return f"Server: mcp-reference-server\r\nDate: {headers.http_date(int(time.time()))}\r\n{cors}{close}"
 
     def send_rejection(self, rejection: Rejection) -> None:
         """The answer to what got no further than HTTP or JSON; what a browser may show its user is a plain sentence."""
-        log(f"{self.head.verb or '-'} {self.head.path or '-'} -> {rejection.line()}")
+        log(f"{self.head.verb[:50] or '-'} {self.head.path[:200] or '-'} -> {rejection.line()}")
         if rejection.status in (404, 405):
             text, media_type = rejection.message.encode() + b"\n", "text/plain; charset=utf-8"
         else:
             text, media_type = sse.encode_json(rejection.response(rejection.id)), "application/json"
         self.send_answer(rejection.status, text, media_type, rejection.fields)
-
-    def send_last(self, rejection: Rejection) -> None:
-        """The last answer on a connection whose next request cannot be found."""
-        self.close_connection = True
-        self.send_rejection(rejection)
 
     def send_answer_to_request(self, answer: Answer) -> None:
         """A request's last message: the end of its stream, or the whole answer."""
@@ -423,16 +429,6 @@ class Endpoint(BaseHTTPRequestHandler, Exchange):
     def comment_due(self) -> float:
         """Seconds until the stream has been quiet for one keep-alive interval."""
         return max(0.0, self.quiet_since + self.server.keep_alive - time.monotonic())
-
-    def push(self, text: bytes) -> bool:
-        """A subscription's next message, never waiting; False if its client is gone or too far behind."""
-        with self.lock:
-            self.parked = self.close_connection = True
-            self.octets = self.body = b""  # nothing of the request is kept but its way back
-            if self.over or self.reason or self.client.outbox.behind >= MAX_QUEUED:
-                return False
-            self.send_message(text)
-        return not self.reason
 
     def end(self, result: bytes | None) -> None:
         """Ends a subscription: with its result, or None: by cutting the stream. The connection goes to the loop."""
@@ -491,10 +487,11 @@ def respond(server: Server, message: Json, exchange: Exchange, user: str,
         if exchange.reason and exchange.heeded:
             raise Cancelled(exchange.reason)
         outcome = result["resultType"] + ", isError" * bool(result.get("isError"))
-    except Cancelled as gone:
-        log(f"{cancelled_line(request)} ({gone})")
-        return None
     except BaseException as problem:  # a tool may raise anything; its client gets an answer all the same
+        if isinstance(problem, Cancelled) and exchange.reason:
+            exchange.over = True
+            log(f"{cancelled_line(request)} ({problem})")
+            return None
         rejection = rejection_for(problem)
         if message["method"] == "initialize":
             # spec: Versioning and Compatibility › Backward Compatibility with Initialization-Based Versions:
@@ -549,16 +546,22 @@ NO_METADATA = (f"params._meta is required, with the members {META}protocolVersio
 def rejection_for(problem: BaseException) -> Rejection:
     """What a client is told of an exception: all of a rejection, nothing of a fault of this server's."""
     if isinstance(problem, Rejection):
-        return problem
+        try:
+            sse.encode_json(problem.error())
+            return problem
+        except Exception as unsayable:  # an author's data
+            problem = unsayable
     if isinstance(problem, Refused):
         return Rejection(None, str(problem), status=problem.status, fields=problem.fields, rule=problem.rule)
     if isinstance(problem, HeaderMismatch):
         return Rejection(HEADER_MISMATCH, f"Header mismatch: {problem}", rule=problem.rule)
     if isinstance(problem, StoreTrouble):
         log(f"the state cannot be used: {problem}")
-        return Rejection(INTERNAL_ERROR, "The server cannot reach its state at the moment", rule="choice: no detail")
+        return Rejection(INTERNAL_ERROR, "The server cannot reach its state at the moment",
+                         rule="Overview › Error Codes")
     log_fault(problem)
-    return Rejection(INTERNAL_ERROR, "Internal error")
+    # choice: no more than that, because what went wrong here is no client's business
+    return Rejection(INTERNAL_ERROR, "Internal error", rule="Overview › Error Codes")
 
 
 def request_line(message: Json, user: str) -> str:
@@ -566,7 +569,7 @@ def request_line(message: Json, user: str) -> str:
     method, params = message["method"], message.get("params", {})
     name, meta = params.get(headers.NAME_SOURCE.get(method)), params.get("_meta")
     trace = meta.get("traceparent") if isinstance(meta, dict) else None
-    return (f"{method[:100]}{f' {name}'[:200] if name else ''} user={user} id={message['id']!r:.100}"
+    return (f"{method[:100]}{f' {name}'[:200] if name else ''} user={user[:100]} id={message['id']!r:.100}"
             f"{f' traceparent={trace}'[:100] if trace else ''}")
 
 
@@ -2520,7 +2523,6 @@ class Inbox:
                 headers.check_head_so_far(self.received)
             return False
         octets = bytes(self.received[:end])
-        del self.received[: end + 4]
         head = headers.read_head(octets)
         if head.length > self.max_body:
             raise BadHead(413, f"A message may have at most {self.max_body} octets", "rfc9110 §15.5.14")
@@ -2528,6 +2530,7 @@ class Inbox:
             if ",".join(head.fields["expect"]).lower() != "100-continue":
                 raise BadHead(417, "The only expectation served here is 100-continue", "rfc9110 §10.1.1")
             self.expected = True
+        del self.received[: end + 4]
         self.head, self.chunks = octets, sse.ChunkDecoder(self.max_body) if head.length == headers.CHUNKED else None
         return True
 
@@ -2603,9 +2606,10 @@ Selecting = getattr(selectors, "PollSelector", selectors.SelectSelector)
 
 def ready_to_send(sink: Any, timeout: float) -> bool:
     """Waits until a socket or pipe takes octets again; False after the timeout. Its closing wakes it too."""
-    with Selecting() as selector:
+    with Selecting() as selector, contextlib.suppress(ValueError):  # closed meanwhile, as the next write will tell
         selector.register(sink, selectors.EVENT_WRITE)
         return bool(selector.select(timeout))
+    return True
 
 
 class Workers:
@@ -2649,9 +2653,6 @@ class Workers:
                 function, arguments = self.jobs.get()  # promised to this worker while it gave up
 
 
-Deadlines = collections.OrderedDict[Connection, float]
-
-
 class HttpServer(HTTPServer):
     """The listening socket, the loop that reads all connections, and their limits (seconds, octets).
 
@@ -2675,13 +2676,16 @@ class HttpServer(HTTPServer):
 
     def __init__(self, mcp: Server, host: str = "127.0.0.1", port: int = 0, allow_origins: Iterable[str] = ()) -> None:
         self.mcp = mcp
+        families = {one[0] for one in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)}
+        # choice: of a name with both kinds of address the older one, because every client tries it
+        self.address_family = min(families, key=(socket.AF_INET, socket.AF_INET6).index)
         origins = frozenset(headers.parse_origin(origin) for origin in allow_origins)
         hosts = {urlsplit(origin).hostname or "" for origin in origins} | {host.lower()}
         self.policy = headers.Policy(origins, frozenset(hosts))
-        self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
         self.workers = Workers()
         self.connections: set[Connection] = set()
-        self.idle, self.begun, self.lingering = Deadlines(), Deadlines(), Deadlines()
+        self.deadlines: dict[str, collections.OrderedDict[Connection, float]] = {
+            limit: collections.OrderedDict() for limit in ("idle", "request", "linger")}
         self.places = 0  # connections that count against the limit
         self.ready: collections.deque[Connection] = collections.deque()
         self.returned: collections.deque[Endpoint] = collections.deque()
@@ -2735,8 +2739,7 @@ class HttpServer(HTTPServer):
                 with contextlib.suppress(OSError):
                     self.woken.recv(4096)
         while self.returned:
-            exchange = self.returned.popleft()
-            self.go_on(exchange.client, exchange)
+            self.go_on(self.returned.popleft())
         for _ in range(len(self.ready)):
             self.advance(self.ready.popleft())
         if (now := time.monotonic()) >= self.next_look:
@@ -2774,7 +2777,7 @@ class HttpServer(HTTPServer):
             self.places += connection.place
             self.connections.add(connection)
             self.selector.register(accepted, selectors.EVENT_READ, connection)
-            self.set_deadline(self.idle, connection, self.idle_timeout)
+            self.set_deadline(connection, "idle")
             self.take_in(connection)  # most clients have sent something by now
         return None
 
@@ -2789,23 +2792,25 @@ class HttpServer(HTTPServer):
         exchange = connection.exchange
         if connection.at_end:
             self.selector.unregister(connection.socket)
-        if connection in self.lingering or (exchange and exchange.parked):
+        if connection.limit == "linger" or (exchange and exchange.parked):  # nothing counts any more but the end
             connection.inbox.received.clear()
-        if exchange is None:
-            if connection not in self.lingering:
-                self.advance(connection)
-            elif connection.at_end:
-                self.drop(connection)
-        elif connection.at_end and exchange.parked:
-            if self.wire:
-                self.wire.show("--x", exchange, "stream closed: the subscription ends")
-            log("subscriptions/listen ended (stream closed)")
-            self.mcp.subscriptions.forget(exchange)
-            self.drop(connection)
+            if connection.at_end:
+                self.lose(connection, exchange)
+        elif exchange is None:
+            self.advance(connection)
         elif len(connection.inbox.received) > self.max_body + READ_AHEAD and not connection.at_end:
             exchange.cancel("too much sent behind it")  # or the end of file behind those octets would never be seen
             connection.at_end = True
             self.selector.unregister(connection.socket)
+
+    def lose(self, connection: Connection, subscriber: Endpoint | None) -> None:
+        """Its client has gone, or reads nothing any more; nothing was to come on it but a subscription's messages."""
+        if subscriber:
+            subscriber.cancel("stream closed")
+            if self.wire:
+                self.wire.show("--x", subscriber, "stream closed: the subscription ends")
+            self.mcp.subscriptions.forget(subscriber)
+        self.drop(connection)
 
     def advance(self, connection: Connection) -> None:
         """Serves the connection's next request, if it has come: here if it is quick, else on a worker."""
@@ -2819,13 +2824,11 @@ class HttpServer(HTTPServer):
             return self.refuse(connection, rejection_for(broken))
         if request is None:
             return self.wait_for_more(connection)
-        if self.begun:
-            self.begun.pop(connection, None)
+        self.set_deadline(connection)
         exchange = connection.exchange = self.RequestHandlerClass(connection, *request)
         exchange.quick = exchange.is_quick()
         if exchange.quick:
-            return self.serve_quick(exchange)
-        self.idle.pop(connection, None)
+            return self.serve(exchange)
         if connection.at_end:
             exchange.cancel("stream closed")
         try:
@@ -2834,25 +2837,22 @@ class HttpServer(HTTPServer):
             exchange.quick = True
             exchange.send_rejection(Rejection(503, f"No thread is free: {problem}", status=503,
                                               fields="Retry-After: 1\r\n", rule="rfc9110 §15.6.4"))
-            self.go_on(connection, exchange)
+            self.go_on(exchange)
         return None
 
-    def serve_quick(self, exchange: Endpoint) -> None:
-        """Answers on the loop; an author whose quick tool held up everybody is told so."""
-        began = time.monotonic()
-        exchange.handle_one_request()
-        if (took := time.monotonic() - began) > SLOW_QUICK and (name := exchange.head.fields.get("mcp-name")):
-            log(f"{name[0][:200]} is registered as quick, and has held up everybody for {1000 * took:.0f} ms")
-        self.go_on(exchange.client, exchange)
-
     def serve(self, exchange: Endpoint) -> None:
-        """A worker: one request, with plain blocking code."""
+        """One request: on the loop if it is quick, else on a worker, with plain blocking code."""
         try:
             exchange.handle_one_request()
         except BaseException as fault:  # of this server's: the connection ends, the others go on
             log_fault(fault)
             exchange.close_connection = True
-        self.give_back(exchange)
+        if not exchange.quick:
+            return self.give_back(exchange)
+        took, name = time.monotonic() - exchange.began, exchange.head.fields.get("mcp-name")
+        if name and took > SLOW_QUICK:  # its author is told
+            log(f"{name[0][:200]} is registered as quick, and has held up everybody for {1000 * took:.0f} ms")
+        return self.go_on(exchange)
 
     def give_back(self, exchange: Endpoint) -> None:
         """From any thread: this request is answered, its connection is the loop's again."""
@@ -2860,23 +2860,23 @@ class HttpServer(HTTPServer):
         if self.asleep:
             self.wake()
 
-    def go_on(self, connection: Connection, exchange: Endpoint) -> None:
+    def go_on(self, exchange: Endpoint) -> None:
         """The request may be over: then the connection ends, or its next request is looked for."""
+        connection = exchange.client
         if connection.exchange is not exchange:
             return
         if exchange.parked and connection.outbox.lost:
-            log("subscriptions/listen ended (its client reads nothing)")
-            self.mcp.subscriptions.forget(exchange)
-        elif (exchange.parked and not exchange.over) or connection.outbox.behind:  # a worker sends, and gives it back
-            self.idle.pop(connection, None)
+            self.lose(connection, exchange)
+            return
+        if (exchange.parked and not exchange.over) or connection.outbox.behind:  # a worker sends, and gives it back
             return
         connection.exchange = None
-        if exchange.close_connection or connection.outbox.lost or self.stopping:
+        if exchange.close_connection or exchange.parked or connection.outbox.lost or self.stopping:
             self.close(connection)
         elif connection.inbox.received or connection.at_end:
             self.ready.append(connection)
         else:
-            self.set_deadline(self.idle, connection, self.idle_timeout)
+            self.set_deadline(connection, "idle")
 
     def wait_for_more(self, connection: Connection) -> None:
         """No whole request is there yet: a client that expects 100 is told to go on, or refused before it does."""
@@ -2885,58 +2885,55 @@ class HttpServer(HTTPServer):
         if connection.inbox.expected:
             connection.inbox.expected = False
             try:
-                head = headers.read_head(connection.inbox.head or b"")
-                if head.path != "/healthz" or head.verb == "POST":
-                    headers.check_head(connection.inbox.head, self.policy)
+                headers.check_head(connection.inbox.head or b"", self.policy)
             except Refused as refusal:
-                return self.refuse(connection, rejection_for(refusal), connection.inbox.head or b"")
+                return self.refuse(connection, rejection_for(refusal))
             if not connection.inbox.received:
                 with contextlib.suppress(OSError):
                     connection.outbox.put(b"HTTP/1.1 100 Continue\r\n\r\n")
-        if connection.inbox.begun():
-            if connection not in self.begun:
-                self.idle.pop(connection, None)
-                connection.arrived = 0
-                self.set_deadline(self.begun, connection, self.request_timeout)
-        elif connection not in self.idle:
-            self.set_deadline(self.idle, connection, self.idle_timeout)
+        limit = "request" if connection.inbox.begun() else "idle"
+        if connection.limit != limit:
+            self.set_deadline(connection, limit)
         return None
 
-    def refuse(self, connection: Connection, rejection: Rejection, head: bytes = b"") -> None:
+    def refuse(self, connection: Connection, rejection: Rejection) -> None:
         """The last answer on a connection: nobody can tell where its next request begins, or whether it comes."""
-        exchange = connection.exchange = self.RequestHandlerClass(connection, head)
+        self.set_deadline(connection)
+        exchange = connection.exchange = self.RequestHandlerClass(connection, connection.inbox.head or b"")
         exchange.quick = True
-        if self.wire and not head:
+        if self.wire:
             self.wire.show("-->", exchange, connection.inbox.received[:65536].decode("latin-1"))
         connection.inbox.received.clear()
-        exchange.send_last(rejection)
-        self.go_on(connection, exchange)
+        exchange.close_connection = True
+        exchange.send_rejection(rejection)
+        self.go_on(exchange)
 
     # deadlines and ends
 
-    def set_deadline(self, limit: Deadlines, connection: Connection, seconds: float) -> None:
-        """From now on; those of one limit stand in the order in which they come due."""
-        limit[connection] = deadline = time.monotonic() + seconds
-        limit.move_to_end(connection)
-        self.next_look = min(self.next_look, deadline)
+    def set_deadline(self, connection: Connection, limit: str = "") -> None:
+        """From now on, or none; those of one limit stand in the order in which they come due."""
+        if connection.limit:
+            del self.deadlines[connection.limit][connection]
+        connection.limit, connection.arrived = limit, 0
+        if limit:
+            self.deadlines[limit][connection] = deadline = time.monotonic() + getattr(self, f"{limit}_timeout")
+            self.next_look = min(self.next_look, deadline)
 
     def expire(self, now: float) -> None:
         """Ends what has waited for too long."""
         if now >= self.resume_accepting:
             self.resume_accepting = math.inf
             self.selector.register(self.socket, selectors.EVENT_READ)
-        for limit, end in ((self.idle, self.drop), (self.begun, self.time_out), (self.lingering, self.drop)):
-            while limit and next(iter(limit.values())) <= now:
-                connection, _ = limit.popitem(last=False)
-                end(connection)
-        oldest = [next(iter(limit.values())) for limit in (self.idle, self.begun, self.lingering) if limit]
+        for limit, waiting in self.deadlines.items():
+            while waiting and next(iter(waiting.values())) <= now:
+                (self.time_out if limit == "request" else self.drop)(next(iter(waiting)))
+        oldest = [next(iter(waiting.values())) for waiting in self.deadlines.values() if waiting]
         self.next_look = min([*oldest, self.resume_accepting])
 
     def time_out(self, connection: Connection) -> None:
         """A request that has not arrived in its time; what arrives slowly but steadily is given the same time again."""
         if connection.arrived > SLOWEST * self.request_timeout:
-            connection.arrived = 0
-            self.set_deadline(self.begun, connection, self.request_timeout)
+            self.set_deadline(connection, "request")
         else:
             self.refuse(connection, Rejection(None, "The request did not arrive in time", status=408,
                                               rule="rfc9110 §15.5.9"))
@@ -2950,15 +2947,15 @@ class HttpServer(HTTPServer):
         with contextlib.suppress(OSError):
             connection.socket.shutdown(socket.SHUT_WR)
         connection.inbox.received.clear()
-        self.set_deadline(self.lingering, connection, self.linger_timeout)
+        self.set_deadline(connection, "linger")
         return None
 
     def drop(self, connection: Connection) -> None:
         """Closes the socket and forgets it."""
         self.places -= connection.place
         connection.place = False
-        for limit in (self.idle, self.begun, self.lingering):
-            limit.pop(connection, None)
+        self.set_deadline(connection)
+        connection.exchange = None
         self.connections.discard(connection)
         with contextlib.suppress(KeyError, ValueError):
             self.selector.unregister(connection.socket)
@@ -2975,7 +2972,7 @@ class HttpServer(HTTPServer):
         for connection in list(self.connections):
             if connection.exchange and not connection.exchange.parked:
                 connection.exchange.cancel("server stopped")
-            elif connection.exchange is None and connection not in self.lingering:
+            elif connection.exchange is None and connection.limit != "linger":
                 self.drop(connection)
         while self.connections and time.monotonic() < deadline:
             self.turn(0.02)
@@ -2986,12 +2983,13 @@ class HttpServer(HTTPServer):
 class Wire:
     """--wire: shows what crosses the wire, as it crosses, in the log; what authenticates is masked."""
 
-    secret = re.compile(r"(?is)^(.{0,20}?(?:authorization|cookie)\w*:?).*")
+    # up to its colon if it has one: in a line that is malformed, the rest may be a secret all the same
+    secret = re.compile(r"(?is)([^:]*?(?:authorization|cookie|api-?key|auth-token)[\w-]*:?).*")
 
     def __init__(self) -> None:
         self.numbers = itertools.count(1)
         self.colours = {"-->": "\033[36m", "<--": "\033[33m", "--x": "\033[33m"}
-        if os.environ.get("NO_COLOR") or not os.isatty(2):
+        if os.environ.get("NO_COLOR") or not os.isatty(2) or os.name == "nt":  # not every window there knows them
             self.colours = {}
 
     def show(self, arrow: str, exchange: Any, text: str) -> None:
@@ -3001,9 +2999,10 @@ class Wire:
         colour = self.colours.get(arrow, "")
         milliseconds = 1000 * (time.monotonic() - exchange.began)
         masking = False
-        for line in filter(None, re.split(r"\r\n|\n", text)):
-            masking = bool(self.secret.match(line)) or (masking and line[0] in " \t")
-            shown = self.secret.sub(r"\1 ***", line) if self.secret.match(line) else "***" if masking else line
+        for line in filter(None, re.split(r"[\r\n]+", text)):
+            secret = self.secret.fullmatch(line)
+            masking = bool(secret) or (masking and line[0] in " \t")  # a folded line goes on with the one before
+            shown = f"{secret[1]} ***" if secret else "***" if masking else line
             log(shown, f"{colour}{arrow} #{exchange.number} {milliseconds:7.1f} ms  ", "\033[0m" if colour else "")
 
 
@@ -3018,7 +3017,13 @@ class StdioExchange(Exchange):
 
     def __init__(self, transport: StdioTransport, key: tuple[type, Any]) -> None:
         super().__init__()
-        self.transport, self.key = transport, key
+        self.transport, self.key, self.outbox = transport, key, transport.outbox
+
+    def emit(self, message: Json) -> None:
+        """As everywhere; a method that says more than its client reads waits for it, like one over HTTP."""
+        while self.outbox.weight > MAX_WAITING and not (self.quick or self.reason or self.over or self.outbox.lost):
+            time.sleep(0.01)
+        super().emit(message)
 
     def send_message(self, text: bytes) -> None:
         """One message, one line."""
@@ -3031,15 +3036,6 @@ class StdioExchange(Exchange):
             if not self.over and not self.reason:
                 self.over = True
                 self.send_message(text)
-
-    def push(self, text: bytes) -> bool:
-        """A subscription's next message, never waiting; False if its client is too far behind."""
-        with self.lock:
-            self.parked = True
-            if self.over or self.reason or self.transport.outbox.behind >= MAX_QUEUED:
-                return False
-            self.send_message(text)
-        return True
 
     def end(self, result: bytes | None) -> None:
         """Ends a subscription from this side: its result, then a notification that says so."""
@@ -3065,13 +3061,18 @@ class StdioTransport:
         self.answers: list[bytes] = []  # the reader's own, of the lines that it has read together
         self.taken = time.monotonic()  # when the client last took something
         self.over = threading.Event()  # set at end of input, or when nobody reads the output any more
+        self.failed = False  # input could not be read, or output not be written
 
     def serve(self) -> int:
-        """Until the end of input; what was read is answered then, within a second. The exit status."""
+        """Until the end of input; what was read is answered then, within a second. The exit status: 1 for a loss."""
         self.mcp.start()
-        threading.Thread(target=self.read, name="stdio reader", daemon=True).start()
-        with contextlib.suppress(KeyboardInterrupt):  # SIGINT and SIGTERM end it too
-            self.over.wait()
+        patience = 10.0
+        try:
+            threading.Thread(target=self.read, name="stdio reader", daemon=True).start()
+            while not self.over.wait(1):  # on Windows a signal does not end a wait
+                pass
+        except KeyboardInterrupt:  # SIGINT and SIGTERM end it too, and whoever sends them waits for less
+            patience = 0.5
         deadline = time.monotonic() + 1
         self.mcp.subscriptions.end(deadline)
         while self.exchanges and time.monotonic() < deadline:
@@ -3080,18 +3081,13 @@ class StdioTransport:
             exchange.cancel("end of input")
         with self.lock:  # the last answer is in the outbox
             pass
-        lost = not self.wait_for_reader()
-        self.mcp.stop()
-        return int(lost)
-
-    def wait_for_reader(self, patience: float = 10.0) -> bool:
-        """Whether the client has taken every answer; it is waited for as long as it takes something now and then."""
-        self.taken = time.monotonic()
+        self.taken = time.monotonic()  # a client that takes something now and then is waited for
         while self.outbox.behind and not self.outbox.lost and time.monotonic() < self.taken + patience:
             self.mcp.stopped.wait(0.01)
         if behind := self.outbox.behind:
             log(f"nobody reads the output: {behind} pieces of it are lost")
-        return not behind
+        self.mcp.stop()
+        return int(self.failed or behind > 0)
 
     def read(self) -> None:
         """The reader: lines of at most MAX_MESSAGE octets; a longer one is skipped in bounded memory."""
@@ -3101,6 +3097,7 @@ class StdioTransport:
                 self.take_lines(lines.feed(octets))
             self.take_lines(lines.feed(b"\n"))
         except OSError as problem:
+            self.failed = True
             log(f"stdin cannot be read: {problem}")
         finally:
             self.over.set()
@@ -3145,7 +3142,8 @@ class StdioTransport:
                 self.workers.run(self.answer, message, exchange)
             except RuntimeError as problem:
                 del self.exchanges[key]
-                raise Rejection(INTERNAL_ERROR, f"Not served: {problem}", message_id=message["id"]) from None
+                raise Rejection(INTERNAL_ERROR, f"Not served: {problem}", message_id=message["id"],
+                                rule="Overview › Error Codes") from None
         except Rejection as rejection:
             log(f"line refused: {rejection.line()}")
             self.answers.append(sse.encode_json(rejection.response(rejection.id)))
@@ -3186,6 +3184,9 @@ class StdioTransport:
         try:
             self.outbox.put(octets)
         except OSError:
+            if not self.failed:
+                log("stdout cannot be written: what was to be sent is lost")
+            self.failed = True
             self.over.set()
             for exchange in list(self.exchanges.values()):
                 exchange.cancel("stdout closed")
@@ -3217,10 +3218,10 @@ def serve_stdio(mcp: Server, wire: bool = False) -> int:
     os.dup2(nothing, 0)
     os.dup2(2, 1)  # spec: stdio › stdio: MUST NOT write anything to stdout that is not a valid MCP message
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    user = os.environ.get("MCP_USER", "anonymous")
+    user = os.environ.get("MCP_USER") or "anonymous"
     with contextlib.suppress(KeyboardInterrupt):
         return StdioTransport(mcp, source, sink, user, Wire() if wire else None).serve()
-    return 0
+    return 1  # a second signal, before the end was in order
 
 
 # ---- the log ---------------------------------------------------------------------------------------------------
@@ -3231,40 +3232,43 @@ MAX_LOG_LINES, MAX_LOG_LINE = 10_000, 2_000  # lines that may wait; characters i
 class LogWriter:
     """stderr, for which nobody waits: lines queue here, one thread writes them, what is too much is dropped.
 
-    `lines` and `dropped` are touched by whoever logs and by the writer, in single operations; a line wakes the writer.
+    `lock` guards the attributes, and is held for moments only; a line wakes the writer.
     """
 
-    def __init__(self) -> None:
-        self.lines: collections.deque[str] = collections.deque()
+    def __init__(self, descriptor: int = 2) -> None:
+        self.descriptor = descriptor
+        self.lock = threading.Lock()
+        self.lines: list[str] = []
         self.dropped = 0
         self.wake = threading.Event()
-        self.thread: threading.Thread | None = None
-        self.busy = False
+        self.running = False  # there is a writer
+        self.busy = False  # it has lines in hand
 
     def put(self, line: str) -> None:
         """Adds a line, and returns at once."""
-        if len(self.lines) >= MAX_LOG_LINES:
-            self.dropped += 1
-            return
-        self.lines.append(line)
+        with self.lock:
+            if len(self.lines) >= MAX_LOG_LINES:
+                self.dropped += 1
+                return
+            self.lines.append(line)
+            if not self.running:
+                with contextlib.suppress(RuntimeError):  # no thread to be had: the lines wait for the next one's
+                    threading.Thread(target=self.run, name="log writer", daemon=True).start()
+                    self.running = True
         if not self.wake.is_set():
             self.wake.set()
-            if self.thread is None:
-                self.thread = threading.Thread(target=self.run, name="log writer", daemon=True)
-                with contextlib.suppress(RuntimeError):  # no thread to be had: the lines wait
-                    self.thread.start()
 
     def run(self) -> None:
         """The log writer: a line after a pause goes out at once; those of a burst are gathered for 10 ms."""
-        while True:
-            self.wake.wait()
-            self.busy = True
+        while self.wake.wait():
             self.wake.clear()
-            while self.lines:
-                self.write("".join(self.lines.popleft() for _ in range(min(len(self.lines), 500))))
-            if self.dropped:
-                dropped, self.dropped = self.dropped, 0
-                self.write(f"[ref] {dropped} log lines were dropped: nobody read them in time\n")
+            with self.lock:
+                lines, self.lines, dropped, self.dropped = self.lines, [], self.dropped, 0
+                self.busy = True
+            if dropped:
+                lines.append(f"[ref] {dropped} log lines were dropped: nobody read them in time\n")
+            for start in range(0, len(lines), 500):
+                self.write("".join(lines[start : start + 500]))
             self.busy = False
             time.sleep(0.01)
 
@@ -3273,7 +3277,7 @@ class LogWriter:
         rest = memoryview(text.encode("utf-8", "backslashreplace"))
         while rest:
             try:
-                rest = rest[os.write(2, rest) :]
+                rest = rest[os.write(self.descriptor, rest) :]
             except BlockingIOError:
                 time.sleep(0.05)
             except OSError:
@@ -3291,28 +3295,26 @@ log_writer = LogWriter()
 
 def log(text: str, prefix: str = "[ref] ", suffix: str = "") -> None:
     """One event, one line on stderr; nothing that comes from outside can break or forge a line, or flood the screen."""
-    if len(text) > MAX_LOG_LINE:
-        text = f"{text[:MAX_LOG_LINE]}… ({len(text)} characters)"
-    if not text.isprintable():
-        text = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
-    log_writer.put(f"{prefix}{text}{suffix}\n")
+    shown = text[:MAX_LOG_LINE]
+    if not shown.isprintable():
+        shown = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in shown)[:MAX_LOG_LINE]
+    if len(text) > MAX_LOG_LINE or len(shown) == MAX_LOG_LINE:
+        shown += f"… ({len(text)} characters)"
+    log_writer.put(f"{prefix}{shown}{suffix}\n")
 
 
 def log_fault(fault: BaseException) -> None:
-    """The traceback of a fault, for whoever mends it: a log line for each of its lines."""
-    for one in [*causes(fault)]:
+    """The traceback of a fault, for whoever mends it: what led to it first, and a log line for each of its lines."""
+    one: traceback.TracebackException | None = traceback.TracebackException.from_exception(fault, limit=-20)
+    chain: list[traceback.TracebackException] = []
+    while one and len(chain) < 10:
+        chain.append(one)
+        one = one.__cause__ or (None if one.__suppress_context__ else one.__context__)
+    for one in reversed(chain):
         log("Traceback (most recent call last):")
-        for line in "".join(traceback.format_tb(one.__traceback__)[-20:]).splitlines():
+        for line in "".join(one.stack.format()).splitlines():
             log(line)
-        log(f"{type(one).__qualname__}: {one}")
-
-
-def causes(fault: BaseException) -> Iterator[BaseException]:
-    """A fault behind what led to it, the oldest first."""
-    before = fault.__cause__ or (None if fault.__suppress_context__ else fault.__context__)
-    if before:
-        yield from causes(before)
-    yield fault
+        log("".join(one.format_exception_only()).rstrip())
 
 
 # ---- the command line ------------------------------------------------------------------------------------------
@@ -3328,15 +3330,15 @@ def number_between(low: float, high: float, kind: Callable[[str], Any] = float) 
         except ValueError:
             pass
         whole = "whole " if kind is int else ""
-        raise argparse.ArgumentTypeError(f"{text!r} is not a {whole}number from {low:g} to {high:g}")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a {whole}number from {low:g} to {high:.0f}")
 
     return parse
 
 
 def not_empty(value: str) -> str:
     """The type of an option that may not be empty."""
-    if not value.strip() or "\0" in value:
-        raise argparse.ArgumentTypeError("it may not be empty, nor contain NUL")
+    if not value.strip() or "\0" in value or value != value.encode(errors="ignore").decode():
+        raise argparse.ArgumentTypeError("it may not be empty, nor contain NUL, and must be UTF-8")
     return value
 
 
@@ -3348,21 +3350,31 @@ def web_origin(value: str) -> str:
         raise argparse.ArgumentTypeError(str(problem)) from None
 
 
+class Options(argparse.ArgumentParser):
+    """The parser of the command line. What it refuses is one line of the log, since nobody may wait for stderr."""
+
+    def error(self, message: str) -> NoReturn:
+        """Ends the process."""
+        log(f"{message} (--help lists the options)", "reference_server: ")
+        raise SystemExit(2)
+
+
 def parse_command_line(arguments: list[str] | None = None) -> argparse.Namespace:
     """The options, with a --help that a newcomer understands."""
-    parser = argparse.ArgumentParser(
+    parser = Options(
         description="A reference server for MCP 2026-07-28: run it, then talk to it with the curl helper.",
         formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False,
         epilog="example: python3 reference_server.py --port 3005, and in another terminal\n"
                "  export MCP=http://127.0.0.1:3005/mcp; source tests/lessons/mcp.sh; mcp server/discover …")
     add = parser.add_argument_group("for the lessons").add_argument
-    seconds = number_between(0.001, 1_000_000)
+    seconds = number_between(0.1, 1_000_000)
     add("--stdio", action="store_true", help="serve one client over stdin and stdout instead of HTTP")
     add("--host", type=not_empty, default="127.0.0.1", help="address to listen on (default: this machine only)")
     add("--port", type=number_between(0, 65535, int), help="port (default: $PORT, or 3000; 0: any)")
     add("--step-seconds", type=number_between(0, 1_000_000), default=1.0,
         help="how long one of build_report's ten steps takes (default: 1)")
-    add("--keep-alive", type=seconds, default=15.0, help="seconds until a quiet stream gets a comment (default: 15)")
+    add("--keep-alive", type=number_between(0.01, 1_000_000), default=15.0,
+        help="seconds until a quiet stream gets a comment (default: 15)")
     add("--allow-origin", type=web_origin, action="append", default=[], metavar="ORIGIN",
         help="a web origin that may call, too")
     add("--state", type=not_empty, default=":memory:", metavar="FILE",
@@ -3389,31 +3401,36 @@ def parse_command_line(arguments: list[str] | None = None) -> argparse.Namespace
 
 def raise_descriptor_limit() -> None:
     """As many descriptors as the system lets this process have; a connection takes one."""
-    with contextlib.suppress(ImportError, OSError, ValueError):
+    with contextlib.suppress(ImportError):
         import resource
 
         hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+        for wanted in (hard, 10_240):  # macOS says "no limit" and takes no more than that
+            with contextlib.suppress(OSError, ValueError):
+                return resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
-def open_missing_descriptors() -> None:
-    """A parent may have closed some of 0, 1 and 2: then the next file opened would get that number, and the log."""
+def open_missing_descriptors() -> bool:
+    """Whether a parent has closed 0 or 1. The next file opened would get that number, so there is one now."""
+    opened = []
     while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
-        pass
+        opened.append(descriptor)
     os.close(descriptor)
+    return min(opened, default=2) < 2
 
 
 def main() -> int:
     """The exit status."""
-    open_missing_descriptors()
-    options = parse_command_line()
-    rate = (options.rate, max(1.0, 5 * options.rate)) if options.rate > 0 else None
+    closed = open_missing_descriptors()
     try:
+        options = parse_command_line()
+        if options.stdio and closed:
+            log("stdin or stdout is closed: over stdio there is nobody to serve", "reference_server: ")
+            return 1
+        rate = (options.rate, max(1.0, 5 * options.rate)) if options.rate > 0 else None
         with contextlib.closing(Store(options.state)) as store:
             mcp = demo_server(options.step_seconds, store, rate)
-            if options.stdio:
-                return serve_stdio(mcp, options.wire)
-            return serve_http(mcp, options)
+            return serve_stdio(mcp, options.wire) if options.stdio else serve_http(mcp, options)
     except StoreTrouble as problem:
         log(f"cannot use {options.state}: {problem}", "reference_server: ")
         return 1
@@ -3426,17 +3443,20 @@ def serve_http(mcp: Server, options: argparse.Namespace) -> int:
     try:
         http = HttpServer(mcp, options.host, options.port, options.allow_origin)
     except (OSError, OverflowError, UnicodeError) as problem:
-        taken = isinstance(problem, OSError) and problem.errno == errno.EADDRINUSE
-        hint = "; take another, such as --port 3005, and export MCP=http://127.0.0.1:3005/mcp" if taken else ""
-        log(f"cannot listen on {options.host}, port {options.port}: {problem}{hint}", "reference_server: ")
+        hint = "--host takes a name or an address of this machine, such as 127.0.0.1 or ::1"
+        if isinstance(problem, OSError) and problem.errno in (errno.EADDRINUSE, errno.EACCES):
+            hint = "take another, such as --port 3005, and export MCP=http://127.0.0.1:3005/mcp"
+        log(f"cannot listen on {options.host}, port {options.port}: {problem}; {hint}", "reference_server: ")
         return 1
     for limit in ("keep_alive", "idle_timeout", "request_timeout", "write_timeout", "max_body", "max_connections"):
         setattr(http, limit, getattr(options, limit))
     http.wire = Wire() if options.wire else None
     raise_descriptor_limit()
+    signal.set_wakeup_fd(http.waker.fileno(), warn_on_full_buffer=False)  # on Windows a signal does not end select()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: http.stop())
-    host = f"[{options.host}]" if ":" in options.host else options.host
+    host = str(http.server_address[0])  # choice: the address, since a name may have others that are not served
+    host = f"[{host}]" if ":" in host else host
     log(f"MCP {SUPPORTED_VERSIONS[0]} at http://{host}:{http.port}/mcp (Ctrl-C ends it)")
     http.serve_forever()
     return 0

@@ -3,6 +3,7 @@
 import queue
 import random
 import re
+import select
 import selectors
 import socket
 import struct
@@ -13,7 +14,7 @@ from typing import Any
 import pytest
 from support import PATIENCE, Connection, Lines, Running, eventually, message, octets, running
 
-from reference_server import Cancelled, Endpoint, Request, Server
+from reference_server import READ_AHEAD, Cancelled, Endpoint, Request, Server
 
 ANYTHING: dict[str, Any] = {"type": "object"}
 
@@ -414,3 +415,29 @@ def test_two_hundred_hang_ups_while_a_hundred_streams_are_open(slow: Slow, log: 
         call.go.set()
         close(connection)
     assert all(call.stopped.wait(PATIENCE) for call in kept)
+
+
+@HANG_UPS
+@pytest.mark.parametrize("size", [1 << 10, 1 << 20, 3 << 20], ids=["1 KiB", "1 MiB", "3 MiB"])
+def test_octets_behind_a_call_are_bounded_and_hide_no_hang_up(
+        any_slow: Slow, log: Lines, hang_up: Callable[[Connection], None], size: int) -> None:
+    """Choice: at most one further message is read ahead; more ends the request, or its client's end is never seen."""
+    with any_slow.connect() as connection:
+        call = any_slow.begin(connection)
+        [held] = any_slow.http.connections
+        connection.socket.setblocking(False)
+        behind, sent = b"x" * size, 0
+        while sent < size and select.select([], [connection.socket], [], 0.2)[1]:
+            try:
+                sent += connection.socket.send(behind[sent:])
+            except ConnectionError:
+                break
+        too_much = size > any_slow.http.max_body + READ_AHEAD
+        assert not too_much or call.stopped.wait(PATIENCE)
+        assert len(held.inbox.received) <= any_slow.http.max_body + READ_AHEAD + 65536
+        assert call.stopped.is_set() == too_much
+        hang_up(connection)
+        assert call.stopped.wait(PATIENCE)
+    assert call.cancelled and call.request.reason == ("too much sent behind it" if too_much else "stream closed")
+    assert eventually(lambda: not any_slow.http.connections)
+    assert len(log.lines()) == 1

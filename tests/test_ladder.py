@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import pytest
-from support import META, VERSION, Reply, Running, running
+from support import META, VERSION, Lines, Reply, Running, running
 
 from reference_server import SUPPORTED_VERSIONS, TASKS, Request, Server, takes
 
@@ -269,6 +269,8 @@ ROWS = [
         "text/plain", "", "application/jsonp", "text/plain; a=application/json", "application/json; charset=utf-16")],
     Row(5, "no Content-Type", without("Content-Type"), 415),
     Row(5, "two Content-Types", field("Content-Type", "application/json", "application/json"), 415),
+    *[Row(5, f"Content-Encoding {values!r}", field("Content-Encoding", *values), 415, says="Content-Encoding")
+      for values in (["gzip"], ["br"], ["x-gzip"], ["identity, gzip"], ["identity", "deflate"], ["gzip;q=0"])],
     # 6: Accept
     *[Row(6, f"Accept {value!r}", field("Accept", value), 406) for value in (
         "application/json", "text/event-stream", "", "text/*", "*/*;q=0", "*/*, text/event-stream;q=0", "text/html")],
@@ -308,6 +310,8 @@ ROWS = [
     Row(11, "two Mcp-Methods", repeated("Mcp-Method"), 400, -32020, 7, "Mcp-Method"),
     Row(11, "another Mcp-Method", field("Mcp-Method", "tools/list"), 400, -32020, 7, "Mcp-Method"),
     Row(11, "Mcp-Method in other case", field("Mcp-Method", "Tools/Call"), 400, -32020, 7, "Mcp-Method"),
+    *[Row(11, f"{name} with {value!r}", field(name, value), 400, -32020, 7, name) for name, value in (
+        ("Mcp-Method", "tools/call\x01"), ("Mcp-Method", "\x1btools/call"), ("MCP-Protocol-Version", "\x7f"))],
     # 12: metadata
     Row(12, "no params", lambda draft: draft.message.pop("params"), 400, -32602, 7, "_meta"),
     Row(12, "no _meta", lambda draft: draft.params.pop("_meta"), 400, -32602, 7, "_meta"),
@@ -335,6 +339,8 @@ ROWS = [
     Row(16, "no Mcp-Name", without("Mcp-Name"), 400, -32020, 7, "Mcp-Name"),
     Row(16, "two Mcp-Names", repeated("Mcp-Name"), 400, -32020, 7, "Mcp-Name"),
     Row(16, "Mcp-Name in broken base64", field("Mcp-Name", "=?base64?c3B5=?="), 400, -32020, 7, "Mcp-Name"),
+    *[Row(16, f"Mcp-Name with {chr(octet)!r}", field("Mcp-Name", f"s{chr(octet)}py"), 400, -32020, 7, "Mcp-Name")
+      for octet in (*range(1, 9), 11, 12, *range(14, 32), 127)],
     Row(16, "no name in the body", lambda draft: draft.params.pop("name"), 400, -32020, 7, "Mcp-Name"),
     Row(16, "a name that is no text", param(name=1), 400, -32020, 7, "Mcp-Name"),
     *[Row(16, method, named(method, source, "x", header="y"), 400, -32020, 7, "Mcp-Name") for method, source in (
@@ -345,6 +351,7 @@ ROWS = [
       for method in ("tasks/get", "tasks/update", "tasks/cancel")],
     Row(17, "another Mcp-Param", field("Mcp-Param-Region", "us"), 400, -32020, 7, "Mcp-Param-Region"),
     Row(17, "no Mcp-Param", without("Mcp-Param-Region"), 400, -32020, 7, "Mcp-Param-Region"),
+    Row(17, "Mcp-Param with a control", field("Mcp-Param-Region", "e\x0bu"), 400, -32020, 7, "Mcp-Param-Region"),
     Row(17, "Mcp-Param without a value", param(arguments={}), 400, -32020, 7, "Mcp-Param-Region"),
     Row(17, "a forged requestState", param(requestState="AAAA"), 400, -32602, 7, "requestState"),
     Row(17, "a capability that is missing", named("tools/call", "name", "asks"), 400, -32021, 7),
@@ -529,6 +536,64 @@ def test_health_is_told_at_one_place(run: Running, target: str, verb: str, statu
     assert (reply.body == b"ok\n") == (status == 200)
 
 
+@pytest.mark.parametrize("target", [
+    "/healthz", "/healthz?x=1", "http://localhost/healthz", "HTTP://127.0.0.1:80/healthz"])
+def test_health_is_told_to_whoever_asks_in_whatever_legal_way(run: Running, target: str) -> None:
+    """RFC 9110 §9.3.2: HEAD is GET without the body; RFC 9112 §3.2.2: absolute-form is origin-form with the host."""
+    answers = []
+    for verb in ("GET", "HEAD"):
+        for lines in ("", "Content-Length: 0\r\n", "Expect: 100-continue\r\n", "Origin: http://localhost\r\n"):
+            with run.connect() as client:
+                client.send(f"{verb} {target} HTTP/1.1\r\nHost: localhost\r\n{lines}\r\n".encode())
+                status, fields = client.head()
+                assert (status, fields["content-length"], fields["content-type"]) == (200, "3", "text/plain")
+                if verb == "GET":
+                    assert client.read_until(b"ok\n") == b"ok\n"
+                client.send(Draft().octets())  # the next answer begins where it should
+                assert client.head()[0] == 200
+        answers.append((status, {name: value for name, value in fields.items() if name != "date"}))
+    assert answers[0] == answers[1]
+
+
+@pytest.mark.parametrize(("target", "host", "status"), [
+    ("http://evil.example/mcp", "127.0.0.1", 403), ("http://127.0.0.1/mcp", "evil.example", 200),
+    ("HTTP://EVIL.example:80/mcp", "localhost", 403), ("https://evil.example/mcp", "localhost", 403),
+    ("http://app.example/mcp", "evil.example", 200), ("http:///mcp", "127.0.0.1", 400), ("http://", "localhost", 400),
+    ("http://a@127.0.0.1/mcp", "localhost", 400), ("http://127.0.0.1:x/mcp", "localhost", 400),
+    ("http://127.0.0.1:99999/mcp", "localhost", 400), ("http://[::1/mcp", "localhost", 400),
+    ("http://[::g]/mcp", "localhost", 400), ("http://127.0.0.1,evil.example/mcp", "localhost", 403),
+    ("http://localhost", "localhost", 404), ("http://localhost?x", "localhost", 404),
+    ("ftp://localhost/mcp", "localhost", 404)])
+def test_the_host_of_an_absolute_target_counts(run: Running, target: str, host: str, status: int) -> None:
+    """RFC 9112 §3.2.2: MUST ignore the Host field when the request-target is in absolute-form."""
+    draft = spoiled(start_line(f"POST {target} HTTP/1.1"), field("Host", host))
+    assert run.exchange(draft.octets()).status == status
+
+
+@pytest.mark.parametrize(("verb", "target", "lines", "first"), [
+    ("GET", "/healthz", "", 100), ("HEAD", "/healthz", "", 100),
+    ("OPTIONS", "/healthz", "Origin: http://localhost", 100), ("OPTIONS", "/mcp", "Origin: http://localhost", 100),
+    ("GET", "/healthz", "Origin: http://evil.example", 403), ("OPTIONS", "/mcp", "Origin: http://evil.example", 403),
+    ("OPTIONS", "/mcp", "", 405), ("GET", "/mcp", "", 405), ("POST", "/healthz", "", 404),
+    ("OPTIONS", "/other", "Origin: http://localhost", 404), ("DELETE", "/healthz", "", 404)])
+def test_an_expectation_is_met_wherever_the_answer_would_be_good(
+        run: Running, verb: str, target: str, lines: str, first: int) -> None:
+    """RFC 9110 §10.1.1: 100, and the answer after the body; or the final status at once, as the head alone decides."""
+    head = f"{verb} {target} HTTP/1.1\r\nHost: localhost\r\n{lines}{chr(13) + chr(10) if lines else ''}"
+    with run.connect() as client:
+        client.send(f"{head}Content-Length: 2\r\nExpect: 100-continue\r\n\r\n".encode())
+        status, fields = client.head()
+        assert status == first
+        if first == 100:
+            client.send(b"{}" + Draft().octets())
+            assert client.head()[0] == (204 if verb == "OPTIONS" else 200)
+            client.read_until(b"ok\n" if verb == "GET" else b"")
+            assert client.head()[0] == 200, "the body was not taken for the next request"
+        else:
+            assert fields["connection"] == "close"
+    assert calls(run) == ["tools/call"] * (first == 100)
+
+
 def test_health_is_not_told_to_a_foreign_page(run: Running) -> None:
     """MUST (Streamable HTTP › Security & Endpoint): an invalid Origin gets 403, on whatever path."""
     request = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nOrigin: http://evil.example\r\n\r\n"
@@ -541,11 +606,12 @@ ORIGINS = ["http://localhost", "https://localhost:8443", "http://127.0.0.1:3000"
 CORS = "access-control-allow-origin"
 
 
+@pytest.mark.parametrize("path", ["/mcp", "/healthz", "/mcp?x", "http://localhost/mcp"])
 @pytest.mark.parametrize("origin", ORIGINS)
-def test_a_preflight_from_an_allowed_origin_allows_the_mirrored_headers(run: Running, origin: str) -> None:
+def test_a_preflight_from_an_allowed_origin_allows_the_mirrored_headers(run: Running, origin: str, path: str) -> None:
     """Choice: OPTIONS from an allowed origin is a CORS preflight; it allows the headers that MCP needs."""
     asked = "content-type, mcp-protocol-version, mcp-method, mcp-name, mcp-param-region, authorization, x-other"
-    request = (f"OPTIONS /mcp HTTP/1.1\r\nHost: localhost\r\nOrigin: {origin}\r\n"
+    request = (f"OPTIONS {path} HTTP/1.1\r\nHost: localhost\r\nOrigin: {origin}\r\n"
                f"Access-Control-Request-Method: POST\r\nAccess-Control-Request-Headers: {asked}\r\n\r\n")
     reply = run.exchange(request.encode())
     assert (reply.status, reply.body, reply.fields[CORS]) == (204, b"", origin)
@@ -616,6 +682,10 @@ def test_a_stream_can_be_read_by_an_allowed_page_too(run: Running) -> None:
     field("Host", "app.example"), field("Host", "LOCALHOST"), field("Mcp-Name", "=?base64?c3B5?="),
     field("mcp-method", "tools/call", "tools/call"), field("Mcp-Param-Other", "x"), field("Mcp-Session-Id", "abc"),
     field("Last-Event-ID", "3"), field("X", "x" * 8189), field("X", *["1"] * 56),
+    field("Content-Encoding", "identity"), field("Content-Encoding", "IDENTITY", "identity"),
+    field("Content-Encoding", ""), field("Content-Encoding", ", identity ,"),
+    *[start_line(f"POST {target} HTTP/1.1") for target in (
+        "HTTP://LOCALHOST/mcp", "https://[::1]:8/mcp?x", "http://127.0.0.1:3000/mcp", "http://app.example/mcp")],
     start_line("POST /mcp?a=b HTTP/1.1"), start_line("POST http://localhost/mcp HTTP/1.1"),
     start_line("POST /mcp HTTP/1.2"), meta(logLevel="debug"), meta(progressToken=0),
     meta(clientInfo={"name": "a", "version": "b"}), param(unknown=1), member(id="7"), member(id=0),
@@ -637,3 +707,27 @@ def test_every_refusal_is_one_line_in_the_log(run: Running, capsys: pytest.Captu
             run.exchange(spoiled(row.spoil).octets())
         lines = capsys.readouterr().err.splitlines()
         assert len(lines) == 1 and lines[0].startswith("[ref] "), (row, lines)
+
+
+@pytest.mark.parametrize("spoil", [
+    start_line(f"POST /{'x' * 8000} HTTP/1.1"), start_line(f"{'X' * 8000} /mcp HTTP/1.1"),
+    start_line(f"{'X' * 8000} /nowhere HTTP/1.1"), field("Authorization", f"Bearer {'x' * 8000}"),
+    named("tools/call", "name", "x" * 2000), member(id="x" * 7000)],
+    ids=["path", "verb", "both", "user", "name", "id"])
+def test_what_is_long_does_not_hide_the_outcome(run: Running, log: Lines, spoil: Spoil) -> None:
+    """Choice: each part of a line is cut by itself, so that status and reason stay in sight."""
+    reply = run.exchange(spoiled(spoil).octets())
+    [line] = log.lines()
+    assert len(line) < 800 and re.search(r" -> (complete|\d{3}, .+)$", line) and "…" not in line
+    assert reply.status in (200, 404, 405)
+
+
+@pytest.mark.parametrize("spoil", [notification, lambda draft: None], ids=["notification", "request"])
+def test_a_method_of_a_mebibyte_is_cut_in_the_log(log: Lines, spoil: Spoil) -> None:
+    """Choice: a line of the log is no longer than a screenful, whatever is named in it."""
+    with running(Spy()) as run:
+        for name in ("x" * 1_000_000, "\x1b" * 100_000):
+            draft = spoiled(spoil, lambda draft, name=name: draft.message.update(method=name), without("Mcp-Method"))
+            draft.lines = [line for line in draft.lines if not line[0].startswith("Mcp-")]
+            assert run.exchange(draft.octets()).status in (202, 400)
+    assert len(log.lines()) == 2 and max(map(len, log.lines())) < 2100 and log.text.replace("\n", "").isprintable()

@@ -152,6 +152,25 @@ def test_an_idle_connection_is_closed_without_a_word(
     assert len(log.lines()) == earlier
 
 
+@pytest.mark.parametrize("between", [b"\r\n", b"\r\n\r\n", b"\r", b"\r\n\r"], ids=repr)
+def test_an_empty_line_between_requests_starts_no_clock(
+        serving: Running, log: Lines, monkeypatch: pytest.MonkeyPatch, between: bytes) -> None:
+    """RFC 9112 §2.2: it belongs to no request, so that nothing has begun: no 408, and the idle time goes on."""
+    monkeypatch.setattr(serving.http, "request_timeout", 0.02)
+    with serving.connect() as connection:
+        assert connection.call("server/discover").status == 200
+        connection.send(between)
+        assert not select.select([connection.socket], [], [], 0.06)[0]
+        connection.send((b"\n" if between.endswith(b"\r") else b"") + WHOLE)
+        assert connection.reply().status == 200
+    with nothing_left(serving):
+        monkeypatch.setattr(serving.http, "idle_timeout", 0.05)
+        with serving.connect() as connection:
+            connection.send(between)
+            assert connection.read_to_end() == b""
+    assert not any("408" in line for line in log.lines())
+
+
 def test_the_idle_time_is_not_the_time_for_a_request(serving: Running, monkeypatch: pytest.MonkeyPatch) -> None:
     """Choice: a client may think for longer than it may dawdle; the clock starts anew with the first octet."""
     monkeypatch.setattr(serving.http, "idle_timeout", 0.1)
@@ -167,8 +186,26 @@ def test_a_reader_that_never_reads_is_given_up(serving: Running, log: Lines, mon
     monkeypatch.setattr(serving.http, "write_timeout", 0.05)
     with nothing_left(serving), socket.create_connection(("127.0.0.1", serving.port), PATIENCE) as client:
         client.sendall(octets(message("tools/call", {"name": "long", "arguments": {}})))
-        assert eventually(lambda: bool(log.lines()))
-    assert len(log.lines()) == 1
+        assert log.wait_for("[ref] an answer is cut: its client has taken nothing for 0.05 s")
+    assert log.lines() == ["[ref] tools/call long user=anonymous id=1 -> complete",
+                           "[ref] an answer is cut: its client has taken nothing for 0.05 s"]
+
+
+def test_a_reader_that_reads_slowly_but_steadily_gets_everything(
+        serving: Running, log: Lines, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Choice: the write timeout counts from the last octet that the client took, so that a slow line is no loss."""
+    monkeypatch.setattr(serving.http, "write_timeout", 0.1)
+    began, size = time.monotonic(), 0
+    with nothing_left(serving), socket.socket() as client:
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 18)
+        client.settimeout(PATIENCE)
+        client.connect(("127.0.0.1", serving.port))
+        client.sendall(octets(message("tools/call", {"name": "long", "arguments": {}}), connection="close"))
+        while piece := client.recv(1 << 20):
+            size += len(piece)
+            threading.Event().wait(0.005)
+    assert size > 16 << 20 and time.monotonic() - began > 2 * serving.http.write_timeout, "so slow that it counts"
+    assert log.lines() == ["[ref] tools/call long user=anonymous id=1 -> complete"]
 
 
 def test_a_client_that_is_gone_before_its_answer_leaves_nothing(serving: Running, log: Lines) -> None:
@@ -222,6 +259,41 @@ def test_a_connection_too_many_is_told_so_and_when_to_come_back(
         one.socket.close()
         assert eventually(lambda: len(serving.http.connections) == 1)
         assert serving.call_tool("quick").status == 200
+
+
+def test_each_of_several_bursts_gets_about_as_many_as_there_are_places(
+        serving: Running, log: Lines, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Choice: a place is given up with its connection, so that the next burst finds as many; 503 for the rest."""
+    monkeypatch.setattr(serving.http, "max_connections", 20)
+    for _ in range(5):
+        with contextlib.ExitStack() as stack:
+            clients = [stack.enter_context(serving.connect()) for _ in range(35)]
+            for client in clients:
+                client.send(octets(QUICK))
+            statuses = [client.reply().status for client in clients]
+        assert 15 <= statuses.count(200) <= 20 and statuses.count(200) + statuses.count(503) == 35
+
+
+def test_a_connection_that_has_had_its_last_answer_gives_up_its_place(
+        serving: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Choice: it lingers until its client hangs up, for whom nobody else need wait."""
+    monkeypatch.setattr(serving.http, "max_connections", 1)
+    monkeypatch.setattr(serving.http, "linger_timeout", PATIENCE)
+    with serving.connect() as one:
+        one.send(octets(DISCOVER, connection="close"))
+        assert one.reply().status == 200 and one.ended()
+        with serving.connect() as two:
+            assert two.call("server/discover").status == 200
+        assert len(serving.http.connections) >= 1
+
+
+def test_a_probe_takes_a_place_like_everything_else(serving: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Choice: or connections without a place would live on by asking for /healthz alone."""
+    monkeypatch.setattr(serving.http, "max_connections", 1)
+    with serving.connect() as one:
+        assert one.call("server/discover").status == 200
+        reply = serving.exchange(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        assert (reply.status, reply.fields["connection"]) == (503, "close")
 
 
 def test_what_comes_beyond_twice_as_many_waits_to_be_accepted(

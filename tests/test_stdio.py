@@ -1,5 +1,6 @@
 """The stdio transport: a message a line, all requests on one channel, and an end that comes when the input ends."""
 
+import asyncio
 import contextlib
 import json
 import os
@@ -19,7 +20,17 @@ import pytest
 from support import PATIENCE, HastyClock, Lines, eventually, message
 
 import reference_server
-from reference_server import MAX_MESSAGE, Cancelled, Request, Server, StdioTransport, Store, demo_server
+from reference_server import (
+    MAX_MESSAGE,
+    Cancelled,
+    Rejection,
+    Request,
+    Server,
+    StdioTransport,
+    Store,
+    Wire,
+    demo_server,
+)
 
 ROOT = Path(__file__).resolve().parents[1]
 ANYTHING: dict[str, Any] = {"type": "object"}
@@ -462,6 +473,18 @@ def test_output_that_is_closed_ends_the_server(gated: Gated, log: Lines) -> None
     assert "Traceback" not in log.text
 
 
+def serve_all(server: Server, source: int, sink: int, wire: Wire | None = None) -> int:
+    """The exit status of a transport that reads to the end; nobody reads or writes these descriptors afterwards."""
+    transport = StdioTransport(server, source, sink, "anonymous", wire)
+    status = transport.serve()
+    assert eventually(lambda: not transport.exchanges and not transport.outbox.behind)
+    assert eventually(lambda: "stdio reader" not in {one.name for one in threading.enumerate()})
+    for descriptor in (source, sink):
+        os.close(descriptor)
+    server.store.close()
+    return status
+
+
 def check_all_ended(pipes: Pipes) -> None:
     """No worker has anything left to write."""
     assert eventually(lambda: not pipes.transport.exchanges)
@@ -589,16 +612,18 @@ def test_a_signal_ends_the_process_quietly(number: signal.Signals) -> None:
         assert [line for line in server.stderr.read().splitlines() if not line.startswith(b"[ref] ")] == []
 
 
-def test_a_closed_stdout_is_a_quiet_exit() -> None:
-    """Choice: status 0, as after `server | head -1`; no traceback at the very end either."""
+def test_a_closed_stdout_ends_the_process_with_a_sentence() -> None:
+    """Choice: status 1, because an answer is lost; no traceback at the very end either."""
     with process(*SERVER) as server:
         assert server.stdin and server.stdout and server.stderr
         server.stdout.close()
         with contextlib.suppress(BrokenPipeError):
             server.stdin.write(json.dumps(message("tools/list")).encode() + b"\n")
             server.stdin.flush()
-        assert server.wait(PATIENCE) == 0
-        assert [line for line in server.stderr.read().splitlines() if not line.startswith(b"[ref] ")] == []
+        assert server.wait(PATIENCE) == 1
+        lines = server.stderr.read().splitlines()
+        assert lines.count(b"[ref] stdout cannot be written: what was to be sent is lost") == 1
+        assert [line for line in lines if not line.startswith(b"[ref] ")] == []
 
 
 def test_end_of_input_ends_the_process_even_with_a_slow_call_and_a_subscription(
@@ -608,3 +633,201 @@ def test_end_of_input_ends_the_process_even_with_a_slow_call_and_a_subscription(
     assert [one["result"]["resultType"] for one in rest if one.get("id") == "s"] == ["complete"]
     assert not any(one.get("id") == 1 for one in rest)
     assert b"Traceback" not in stderr
+
+
+# ------------------------------------------------------------------------------------ whatever a parent hands over
+
+
+@pytest.fixture
+def gone(gated: Gated, log: Lines) -> Iterator[Pipes]:
+    """The server over pipes whose output is full from the start; the test empties it."""
+    pipes = Pipes(gated)
+    os.set_blocking(pipes.sink, False)
+    with contextlib.suppress(BlockingIOError):
+        while True:
+            os.write(pipes.sink, b"\n" * 4096)
+    os.set_blocking(pipes.sink, True)
+    yield pipes
+    gated.go.set()
+
+
+@pytest.mark.parametrize("line", [b"this is no JSON", b"[]", json.dumps(message("server/discover", id=9)).encode(),
+                                  json.dumps(call("echo", {"text": "x" * 100_000}, 9)).encode()], ids=[
+                                      "no JSON", "an array", "a quick request", "a long answer"])
+def test_a_full_output_keeps_nobody_from_reading(gone: Pipes, gated: Gated, log: Lines, line: bytes) -> None:
+    """MUST (stdio › Cancellation): whoever reads the input never waits for the output, so a cancellation is heard."""
+    gone.call("build_report", {}, 1)
+    gated.wait_until_it_waits()
+    gone.write((line + b"\n") * 3)
+    gone.send(cancel(1))
+    assert gated.stopped.wait(PATIENCE)
+    answers = [json.loads(next(one for one in iter(gone.line, b"") if one != b"\n")) for _ in range(3)]
+    assert all("error" in one or one["id"] == 9 for one in answers)
+    assert gone.end() == []
+
+
+def test_a_method_that_says_more_than_is_read_waits(
+        gone: Pipes, gated: Gated, log: Lines, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Choice: what waits for a reader is bounded, whoever says it; a cancellation ends that wait too."""
+    monkeypatch.setattr(reference_server, "MAX_WAITING", 100_000)
+    stopped = threading.Event()
+
+    @gated.tool("floods", "Reports without end.", ANYTHING)
+    def floods(arguments: dict[str, Any], request: Request) -> str:
+        try:
+            for step in range(1, 100_000):
+                request.progress(step, message="x" * 1000)
+        finally:
+            stopped.set()
+        return "all was taken"
+
+    gone.call("floods", {}, 1, progressToken="t")
+    assert eventually(lambda: gone.transport.outbox.weight > 100_000)
+    assert not stopped.wait(0.05) and gone.transport.outbox.weight < 110_000
+    gone.transport.exchanges[int, 1].cancel("enough")
+    assert stopped.wait(PATIENCE)
+    taker = threading.Thread(target=lambda: [None for _ in iter(lambda: os.read(gone.output, 65536), b"")])
+    taker.start()
+    os.close(gone.input)
+    gone.thread.join(PATIENCE)
+    assert not gone.thread.is_alive()
+    os.close(gone.sink)
+    taker.join(PATIENCE)
+    os.close(gone.output)
+    os.close(gone.source)
+    gone.server.store.close()
+
+
+def test_at_the_end_of_input_answers_wait_for_a_reader_that_comes_late(gone: Pipes, log: Lines) -> None:
+    """Choice: a thousand calls from a file, and a reader that begins when they have all been read, lose nothing."""
+    count = 1000
+    gone.send(*(call("echo", {"text": "x" * 200}, id) for id in range(count)))
+    os.close(gone.input)
+    assert gone.transport.over.wait(PATIENCE)
+    lines = b""
+    while lines.count(b"}\n") < count:
+        assert select.select([gone.output], [], [], PATIENCE)[0]
+        lines += os.read(gone.output, 65536)
+    answers = [json.loads(one) for one in lines.split(b"\n") if one]
+    assert sorted(one["id"] for one in answers) == list(range(count))
+    gone.thread.join(PATIENCE)
+    assert not gone.thread.is_alive() and gone.transport.outbox.behind == 0
+    os.close(gone.sink)
+    os.close(gone.output)
+    os.close(gone.source)
+    gone.server.store.close()
+
+
+def test_what_a_reader_never_takes_is_told_and_the_status_is_not_0(
+        gone: Pipes, log: Lines, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Choice: bounded, with a line on stderr; who started it sees that something is missing."""
+    server, source = Gated(), os.open(os.devnull, os.O_RDONLY)
+    transport = StdioTransport(server, source, gone.sink, "anonymous")
+    transport.write(b"an answer\n")
+    with monkeypatch.context() as patch:
+        patch.setattr(reference_server, "time", HastyClock())
+        assert transport.serve() == 1
+    assert log.wait_for("[ref] nobody reads the output: 1 pieces of it are lost")
+    while b"answer" not in gone.line():  # frees the writer
+        pass
+    os.close(source)
+    server.store.close()
+    assert gone.end() == []
+
+
+@pytest.mark.parametrize("problem", [asyncio.CancelledError(), SystemExit(3), KeyboardInterrupt(), Cancelled("mine")],
+                         ids=lambda problem: type(problem).__name__)
+def test_whatever_a_tool_raises_its_id_is_answered_and_free_again(
+        pipes: Pipes, gated: Gated, log: Lines, problem: BaseException) -> None:
+    """MUST (Overview › Error Responses): -32603 with the request's id, which the next request may have."""
+    @gated.tool("raises", "Raises.", ANYTHING)
+    def raises(arguments: dict[str, Any], request: Request) -> str:
+        raise problem
+
+    @gated.tool("unsayable", "Rejects with what JSON cannot say.", ANYTHING)
+    def unsayable(arguments: dict[str, Any], request: Request) -> str:
+        raise Rejection(-32602, "Wrong", {"value": float("nan")}, rule="choice: a test")
+
+    for name in ("raises", "raises", "unsayable", "unsayable"):
+        pipes.call(name, {}, 1)
+        assert pipes.next() == {"jsonrpc": "2.0", "id": 1, "error": {"code": -32603, "message": "Internal error"}}
+    assert eventually(lambda: not pipes.transport.exchanges)
+
+
+def test_what_a_tool_leaves_behind_is_not_heard_after_its_response(pipes: Pipes, gated: Gated, log: Lines) -> None:
+    """MUST (stdio › Receiving Messages): notifications relate to a request in progress; after its response nothing."""
+    report, reported = threading.Semaphore(0), threading.Semaphore(0)
+    problems: list[BaseException] = []
+
+    def run(request: Request) -> None:
+        while report.acquire(timeout=PATIENCE) and not gated.go.is_set():
+            try:
+                request.progress((request.reported or 0) + 1)
+                request.log("emergency", "left behind")
+                request.exchange.keep_alive()
+            except BaseException as problem:
+                problems.append(problem)
+            reported.release()
+
+    @gated.tool("leaves", "Leaves a thread behind.", ANYTHING)
+    def leaves(arguments: dict[str, Any], request: Request) -> str:
+        threads.append(threading.Thread(target=run, args=[request]))
+        threads[0].start()
+        return "left"
+
+    threads: list[threading.Thread] = []
+    pipes.call("leaves", {}, 1, progressToken="t", log_level="debug")
+    assert text_of(pipes.next()) == "left"
+    for id in (1, 2):  # the same id in use, or another
+        pipes.call("build_report", {}, id, progressToken="new")
+        assert pipes.next()["params"]["progressToken"] == "new"
+        report.release()
+        assert reported.acquire(timeout=PATIENCE)
+        pipes.send(cancel(id), call("echo", {"text": "x"}, "after"))
+        assert pipes.next()["id"] == "after"
+    gated.go.set()
+    report.release()
+    threads[0].join(PATIENCE)
+    assert problems == []
+
+
+def test_non_blocking_pipes_are_served_like_others(gated: Gated, log: Lines) -> None:
+    """Choice: O_NONBLOCK may come from a parent, which shares it; nobody sets or clears it, and none fails."""
+    pipes = Pipes(gated)
+    for descriptor in (pipes.source, pipes.sink):
+        os.set_blocking(descriptor, False)
+    for id in range(3):
+        pipes.call("echo", {"text": "x" * 300_000}, id)
+        assert len(text_of(pipes.next())) == 300_000
+    assert not os.get_blocking(pipes.source) and not os.get_blocking(pipes.sink)
+    assert pipes.end() == []
+
+
+def test_an_input_that_cannot_be_read_ends_with_a_sentence(log: Lines) -> None:
+    """Choice: a descriptor for writing, for example; the exit status is 1."""
+    source, sink = os.open(os.devnull, os.O_WRONLY), os.open(os.devnull, os.O_WRONLY)
+    assert serve_all(Gated(), source, sink) == 1
+    assert log.text.startswith("[ref] stdin cannot be read: ") and len(log.lines()) == 1
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no device that is always full")
+def test_an_output_without_space_ends_with_a_sentence(log: Lines) -> None:
+    """Choice: an answer that cannot be written is a loss, so the exit status is 1; it is told once."""
+    (source, to_server), sink = os.pipe(), os.open("/dev/full", os.O_WRONLY)
+    os.write(to_server, json.dumps(call("echo", {"text": "x"})).encode() + b"\n{\n{\n")
+    os.close(to_server)
+    assert serve_all(Gated(), source, sink) == 1
+    assert log.lines().count("[ref] stdout cannot be written: what was to be sent is lost") == 1
+
+
+def test_the_wire_is_shown_over_stdio_too(gated: Gated, log: Lines) -> None:
+    """Choice: --wire, on stderr; each message as it crosses, with the number of its request."""
+    (source, to_server), (from_server, sink) = os.pipe(), os.pipe()
+    os.write(to_server, json.dumps(call("echo", {"text": "x"}, 5, progressToken="t")).encode() + b"\n")
+    os.close(to_server)
+    assert serve_all(gated, source, sink, Wire()) == 0
+    shown = [line for line in log.lines() if not line.startswith("[ref]")]
+    arrows = [re.fullmatch(r"(-->|<--) #1 +[0-9.]+ ms  (.+)", line) for line in shown]
+    assert [found and (found[1], json.loads(found[2]).get("id", "none")) for found in arrows] == [
+        ("-->", 5), ("<--", "none"), ("<--", 5)]
+    os.close(from_server)

@@ -1,17 +1,19 @@
 """The response stream: when an answer becomes one, what goes over the wire, and what a tool may put into it."""
 
+import asyncio
 import contextlib
 import itertools
 import json
 import math
+import select
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from support import PATIENCE, Connection, Lines, Reply, Running, eventually, message, octets, running
+from support import PATIENCE, TASKS, Connection, Lines, Reply, Running, eventually, message, octets, running
 
-from reference_server import LOG_LEVELS, Rejection, Request, Server, ToolError
+from reference_server import LOG_LEVELS, Cancelled, Rejection, Request, Server, ToolError
 from sse import KEEP_ALIVE
 
 Script = Callable[[Request], Any]
@@ -136,6 +138,22 @@ def test_one_keep_alive_interval_of_silence_makes_it_a_stream(stage: Stage, monk
     reply = stage.play(lambda request: request.sleep(0.03))
     assert reply.fields["content-type"] == "text/event-stream"
     assert len(reply.messages) == 1 and reply.body.startswith(KEEP_ALIVE) and reply.ended
+
+
+def test_silence_counts_from_when_the_request_came(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Choice: a connection that was idle for an interval or two has not been silent about this request."""
+    monkeypatch.setattr(stage.http, "keep_alive", 0.2)
+    due: list[float] = []
+
+    def script(request: Request) -> None:
+        due.append(request.exchange.comment_due())
+        request.sleep(0.001)
+
+    with stage.connect() as connection:
+        assert not select.select([connection.socket], [], [], 0.22)[0]
+        connection.send(octets(stage.request(script)))
+        assert connection.reply().fields["content-type"] == "application/json"
+    assert min(due) > 0.1
 
 
 def test_a_subscription_is_a_stream_from_its_first_octet(stage: Stage) -> None:
@@ -483,3 +501,171 @@ def test_the_response_carries_the_requests_id_as_it_was(stage: Stage, id: Any) -
     for metadata in ({}, {"progressToken": 1}):
         reply = stage.exchange(octets(stage.request(steps(1), id, **metadata)))
         assert reply.message["id"] == id and type(reply.message["id"]) is type(id)
+
+
+class Stop(BaseException):
+    """What no `except Exception` catches."""
+
+
+@pytest.mark.parametrize("events", [0, 1])
+@pytest.mark.parametrize("problem", [asyncio.CancelledError(), SystemExit(3), KeyboardInterrupt(), GeneratorExit(),
+                                     Stop("x"), Cancelled("of its own accord"), StopIteration()],
+                         ids=lambda problem: type(problem).__name__)
+def test_whatever_a_tool_raises_its_client_is_answered(
+        stage: Stage, log: Lines, problem: BaseException, events: int) -> None:
+    """MUST (Overview › Error Responses): -32603, in JSON or as the last event; the connection and the server go on."""
+    def script(request: Request) -> None:
+        steps(events)(request)
+        raise problem
+
+    with stage.connect() as connection:
+        for _ in range(2):
+            connection.send(octets(stage.request(script, progressToken="t")))
+            reply = connection.reply()
+            assert (reply.status, reply.ended, len(reply.messages)) == (200, True, events + 1)
+            assert reply.message["error"] == {"code": -32603, "message": "Internal error"}
+    assert log.text.count(f"[ref] {type(problem).__qualname__}") + log.text.count(
+        f"{type(problem).__module__}.{type(problem).__qualname__}") >= 2, log.text
+
+
+def test_what_cannot_become_a_task_is_answered(stage: Stage, log: Lines) -> None:
+    """MUST (Overview › Error Responses): only a call can; a prompt or resource that tries is an author's fault."""
+    def turn(arguments: Any, request: Request) -> str:
+        request.as_task()
+        return "never"
+
+    stage.server.prompt("turns", "Tries to become a task.")(turn)
+    stage.server.resource("test://turns", "turns")(turn)
+    declared = {"extensions": {TASKS: {}}}
+    for method, params in (("prompts/get", {"name": "turns"}), ("resources/read", {"uri": "test://turns"})):
+        reply = stage.call(method, params, capabilities=declared)
+        assert (reply.status, reply.message["error"]["code"]) == (200, -32603)
+
+
+def test_a_rejection_that_json_cannot_say_is_an_internal_error(stage: Stage, log: Lines) -> None:
+    """Choice: an author's data in an error is as much the author's fault as in a result."""
+    for data in ({"value": math.nan}, {"value": object()}, {1, 2}):
+        def script(request: Request, data: Any = data) -> None:
+            raise Rejection(-32602, "Wrong", data, rule="choice: a test")
+
+        with stage.connect() as connection:
+            for _ in range(2):
+                connection.send(octets(stage.request(script)))
+                reply = connection.reply()
+                assert (reply.status, reply.message["error"]["code"]) == (200, -32603)
+
+
+# ------------------------------------------------------------------------------------------------ after the answer
+
+
+class Leftover:
+    """A thread that a tool leaves behind; the test tells it when to report, and hears how that went."""
+
+    def __init__(self) -> None:
+        self.report, self.reported = threading.Semaphore(0), threading.Semaphore(0)
+        self.problems: list[BaseException] = []
+        self.thread: threading.Thread | None = None
+
+    def leave(self, request: Request) -> None:
+        """A script that returns while its thread lives on."""
+        self.thread = threading.Thread(target=self.run, args=[request])
+        self.thread.start()
+
+    def run(self, request: Request) -> None:
+        for number in range(3):
+            if not self.report.acquire(timeout=PATIENCE):
+                return
+            try:
+                request.progress(10 + number, message="left behind")
+                request.log("emergency", "left behind")
+                request.emit({"method": "notifications/message", "params": {"level": "info", "data": "left behind"}})
+                request.exchange.keep_alive()
+            except BaseException as problem:
+                self.problems.append(problem)
+            self.reported.release()
+
+    def go_on(self) -> None:
+        """Lets it report once, and waits until it has."""
+        self.report.release()
+        assert self.reported.acquire(timeout=PATIENCE)
+
+
+@pytest.mark.parametrize("streamed", [True, False], ids=["a stream", "JSON"])
+def test_what_a_tool_leaves_behind_is_not_heard_after_the_answer(
+        stage: Stage, streamed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """MUST (Streamable HTTP › Receiving Messages): the response ends the stream; nor may the next answer carry it."""
+    leftover, gate, waits = Leftover(), threading.Event(), threading.Event()
+
+    def script(request: Request) -> None:
+        leftover.leave(request)
+        steps(int(streamed))(request)
+
+    def waiting(request: Request) -> None:
+        request.progress(1)
+        waits.set()
+        assert gate.wait(PATIENCE)
+        request.progress(2)
+
+    with stage.connect() as connection:
+        connection.send(octets(stage.request(script, 1, progressToken="old", log_level="debug")))
+        assert connection.reply().message["id"] == 1
+        with monkeypatch.context() as patch:
+            patch.setattr(stage.http, "keep_alive", 0.0)  # a comment is due at any time
+            leftover.go_on()
+            assert not select.select([connection.socket], [], [], 0.02)[0], "octets that nobody asked for"
+        connection.send(octets(stage.request(waiting, 2, progressToken="new", log_level="debug")))
+        assert waits.wait(PATIENCE)
+        leftover.go_on()
+        gate.set()
+        reply = connection.reply()
+        assert b"left behind" not in reply.body and reply.message["id"] == 2
+        assert [one["params"]["progressToken"] for one in reply.messages[:-1]] == ["new"] * 2
+    leftover.go_on()
+    assert leftover.problems == [] and leftover.thread
+    leftover.thread.join(PATIENCE)
+
+
+def test_what_a_tool_leaves_behind_is_silent_after_a_hang_up(stage: Stage, log: Lines) -> None:
+    """Choice: only the thread that runs the method is told by an exception that nobody waits; others return."""
+    leftover, cancelled = Leftover(), threading.Event()
+
+    def script(request: Request) -> None:
+        leftover.leave(request)
+        request.progress(1)
+        try:
+            request.sleep(PATIENCE)
+        finally:
+            cancelled.set()
+
+    with stage.connect() as connection:
+        connection.send(octets(stage.request(script, progressToken="t")))
+        connection.head()
+    assert cancelled.wait(PATIENCE)
+    for _ in range(3):
+        leftover.go_on()
+    assert leftover.problems == []
+
+
+def test_a_request_that_was_cancelled_is_not_thrown_into_a_later_one(stage: Stage, log: Lines) -> None:
+    """Choice: a tool that keeps an old request, and reports to it from the same worker thread, is none the wiser."""
+    kept: list[Request] = []
+
+    def first(request: Request) -> None:
+        kept.append(request)
+        request.progress(1)
+        request.sleep(PATIENCE)
+
+    def second(request: Request) -> None:
+        kept.append(request)
+        kept[0].progress(50)
+        kept[0].emit({"method": "notifications/message", "params": {"level": "info", "data": "old"}})
+
+    with stage.connect() as connection:
+        connection.send(octets(stage.request(first, progressToken="t")))
+        connection.head()
+    assert eventually(lambda: stage.http.workers.idle > 0 and bool(kept) and kept[0].exchange.over)
+    for _ in range(20):  # until it is the same worker
+        reply = stage.play(second, progressToken="t")
+        assert reply.message["result"] and len(reply.messages) == 1
+        if kept[-1].exchange.thread == kept[0].exchange.thread:
+            return
