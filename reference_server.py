@@ -2809,6 +2809,7 @@ class HttpServer(HTTPServer):
             subscriber.cancel("stream closed")
             if self.wire:
                 self.wire.show("--x", subscriber, "stream closed: the subscription ends")
+            log(f"subscriptions/listen ended ({subscriber.reason})")
             self.mcp.subscriptions.forget(subscriber)
         self.drop(connection)
 
