@@ -2441,10 +2441,11 @@ class StdioTransport:
         self.lock = threading.Lock()
         self.workers = Workers()
         self.outbox = Outbox(self.send_some, self.send_all, self.workers.run)
+        self.outbox.drained = self.look_at_output
         self.answers: list[bytes] = []  # the reader's own, of the lines that it has read together
         self.taken = time.monotonic()  # when the client last took something
         self.over = threading.Event()  # set at end of input, or when nobody reads the output any more
-        self.failed = False  # input could not be read, or output not be written
+        self.failed = ""  # what made it end, if not the end of input
 
     def serve(self) -> int:
         """Until the end of input; what was read is answered then, within a second. The exit status: 1 for a loss."""
@@ -2468,9 +2469,11 @@ class StdioTransport:
         while self.outbox.behind and not self.outbox.lost and time.monotonic() < self.taken + patience:
             self.mcp.stopped.wait(0.01)
         if behind := self.outbox.behind:
-            log(f"nobody reads the output: {behind} pieces of it are lost")
+            self.failed = f"nobody reads the output: {behind} pieces of it are lost"
+        if self.failed:
+            log(self.failed)
         self.mcp.stop()
-        return int(self.failed or behind > 0)
+        return int(bool(self.failed))
 
     def read(self) -> None:
         """The reader: lines of at most MAX_MESSAGE octets; a longer one is skipped in bounded memory."""
@@ -2480,8 +2483,7 @@ class StdioTransport:
                 self.take_lines(lines.feed(octets))
             self.take_lines(lines.feed(b"\n"))
         except OSError as problem:
-            self.failed = True
-            log(f"stdin cannot be read: {problem}")
+            self.failed = f"stdin cannot be read: {problem}"
         finally:
             self.over.set()
 
@@ -2563,13 +2565,16 @@ class StdioTransport:
             self.write(text + b"\n")
 
     def write(self, octets: bytes) -> None:
-        """Puts whole lines out; when nobody reads any more, everything ends."""
+        """Puts whole lines out."""
         try:
             self.outbox.put(octets)
         except OSError:
-            if not self.failed:
-                log("stdout cannot be written: what was to be sent is lost")
-            self.failed = True
+            self.look_at_output()
+
+    def look_at_output(self) -> None:
+        """Who writes, or the writer when it is done or has failed: when nobody reads any more, everything ends."""
+        if self.outbox.lost:
+            self.failed = "stdout cannot be written: what was to be sent is lost"
             self.over.set()
             for exchange in list(self.exchanges.values()):
                 exchange.cancel("stdout closed")
@@ -2756,7 +2761,7 @@ def parse_command_line(arguments: list[str] | None = None) -> argparse.Namespace
     add("--port", type=number(0, 65535, int), help="port (default: $PORT, or 3000; 0: any)")
     add("--step-seconds", type=number(0, 1_000_000), default=1.0,
         help="how long one of build_report's ten steps takes (default: 1)")
-    add("--keep-alive", type=number(0.01, 1_000_000), default=15.0,
+    add("--keep-alive", type=number(0.001, 1_000_000), default=15.0,
         help="seconds until a quiet stream gets a comment (default: 15)")
     add("--allow-origin", type=origin, action="append", default=[], metavar="ORIGIN",
         help="a web origin that may call, too")

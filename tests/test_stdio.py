@@ -485,6 +485,20 @@ def serve_all(server: Server, source: int, sink: int, wire: Wire | None = None) 
     return status
 
 
+def test_output_that_is_closed_on_a_writer_in_the_middle_of_a_line_ends_the_server(gated: Gated, log: Lines) -> None:
+    """Choice: whoever finds out, and although nothing more is to be sent; the loss is told, and the status is 1."""
+    pipes = Pipes(gated)
+    pipes.call("echo", {"text": "x" * 500_000})
+    assert select.select([pipes.output], [], [], PATIENCE)[0]
+    assert eventually(lambda: bool(pipes.transport.outbox.behind))
+    os.close(pipes.output)
+    pipes.thread.join(PATIENCE)
+    assert not pipes.thread.is_alive()
+    assert log.lines()[-1] == "[ref] stdout cannot be written: what was to be sent is lost"
+    os.close(pipes.input)
+    check_all_ended(pipes)
+
+
 def check_all_ended(pipes: Pipes) -> None:
     """No worker has anything left to write."""
     assert eventually(lambda: not pipes.transport.exchanges)
