@@ -2519,8 +2519,8 @@ class StdioTransport:
             exchange = self.exchanges[key] = StdioExchange(self, key)
             if self.wire:
                 self.wire.show("-->", exchange, line.decode("utf-8", "replace"))
-            exchange.quick = self.mcp.is_quick(message["method"], message.get("params", {}).get(
-                headers.NAME_SOURCE.get(message["method"], "")))
+            name = message.get("params", {}).get(headers.NAME_SOURCE.get(message["method"], ""))
+            exchange.quick = self.mcp.is_quick(message["method"], name if isinstance(name, str) else None)
             if exchange.quick:
                 return self.answer(message, exchange)
             try:
@@ -2529,7 +2529,8 @@ class StdioTransport:
                 del self.exchanges[key]
                 raise Rejection(INTERNAL_ERROR, f"Not served: {problem}", message_id=message["id"],
                                 rule="Overview › Error Codes") from None
-        except Rejection as rejection:
+        except Exception as problem:  # the reader outlives whatever a line does to it
+            rejection = rejection_for(problem)
             log(f"line refused: {rejection.line()}")
             self.answers.append(sse.encode_json(rejection.response(rejection.id)))
         return None
