@@ -3058,11 +3058,11 @@ class StdioTransport:
         self.exchanges: dict[tuple[type, Any], StdioExchange] = {}
         self.lock = threading.Lock()
         self.workers = Workers()
-        self.outbox = Outbox(self.send_some, self.send_all, self.workers.run, lambda: None)
+        self.outbox = Outbox(self.send_some, self.send_all, self.workers.run, self.look_at_output)
         self.answers: list[bytes] = []  # the reader's own, of the lines that it has read together
         self.taken = time.monotonic()  # when the client last took something
         self.over = threading.Event()  # set at end of input, or when nobody reads the output any more
-        self.failed = False  # input could not be read, or output not be written
+        self.failed = ""  # what made it end, if not the end of input
 
     def serve(self) -> int:
         """Until the end of input; what was read is answered then, within a second. The exit status: 1 for a loss."""
@@ -3086,9 +3086,11 @@ class StdioTransport:
         while self.outbox.behind and not self.outbox.lost and time.monotonic() < self.taken + patience:
             self.mcp.stopped.wait(0.01)
         if behind := self.outbox.behind:
-            log(f"nobody reads the output: {behind} pieces of it are lost")
+            self.failed = f"nobody reads the output: {behind} pieces of it are lost"
+        if self.failed:
+            log(self.failed)
         self.mcp.stop()
-        return int(self.failed or behind > 0)
+        return int(bool(self.failed))
 
     def read(self) -> None:
         """The reader: lines of at most MAX_MESSAGE octets; a longer one is skipped in bounded memory."""
@@ -3098,8 +3100,7 @@ class StdioTransport:
                 self.take_lines(lines.feed(octets))
             self.take_lines(lines.feed(b"\n"))
         except OSError as problem:
-            self.failed = True
-            log(f"stdin cannot be read: {problem}")
+            self.failed = f"stdin cannot be read: {problem}"
         finally:
             self.over.set()
 
@@ -3135,8 +3136,8 @@ class StdioTransport:
             exchange = self.exchanges[key] = StdioExchange(self, key)
             if self.wire:
                 self.wire.show("-->", exchange, line.decode("utf-8", "replace"))
-            exchange.quick = self.mcp.is_quick(message["method"], message.get("params", {}).get(
-                headers.NAME_SOURCE.get(message["method"], "")))
+            name = message.get("params", {}).get(headers.NAME_SOURCE.get(message["method"], ""))
+            exchange.quick = self.mcp.is_quick(message["method"], name if isinstance(name, str) else None)
             if exchange.quick:
                 return self.answer(message, exchange)
             try:
@@ -3145,7 +3146,8 @@ class StdioTransport:
                 del self.exchanges[key]
                 raise Rejection(INTERNAL_ERROR, f"Not served: {problem}", message_id=message["id"],
                                 rule="Overview › Error Codes") from None
-        except Rejection as rejection:
+        except Exception as problem:  # the reader outlives whatever a line does to it
+            rejection = rejection_for(problem)
             log(f"line refused: {rejection.line()}")
             self.answers.append(sse.encode_json(rejection.response(rejection.id)))
         return None
@@ -3181,13 +3183,16 @@ class StdioTransport:
             self.write(text + b"\n")
 
     def write(self, octets: bytes) -> None:
-        """Puts whole lines out; when nobody reads any more, everything ends."""
+        """Puts whole lines out."""
         try:
             self.outbox.put(octets)
         except OSError:
-            if not self.failed:
-                log("stdout cannot be written: what was to be sent is lost")
-            self.failed = True
+            self.look_at_output()
+
+    def look_at_output(self) -> None:
+        """Who writes, or the writer when it is done or has failed: when nobody reads any more, everything ends."""
+        if self.outbox.lost:
+            self.failed = "stdout cannot be written: what was to be sent is lost"
             self.over.set()
             for exchange in list(self.exchanges.values()):
                 exchange.cancel("stdout closed")
@@ -3374,7 +3379,7 @@ def parse_command_line(arguments: list[str] | None = None) -> argparse.Namespace
     add("--port", type=number_between(0, 65535, int), help="port (default: $PORT, or 3000; 0: any)")
     add("--step-seconds", type=number_between(0, 1_000_000), default=1.0,
         help="how long one of build_report's ten steps takes (default: 1)")
-    add("--keep-alive", type=number_between(0.01, 1_000_000), default=15.0,
+    add("--keep-alive", type=number_between(0.001, 1_000_000), default=15.0,
         help="seconds until a quiet stream gets a comment (default: 15)")
     add("--allow-origin", type=web_origin, action="append", default=[], metavar="ORIGIN",
         help="a web origin that may call, too")

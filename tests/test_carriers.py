@@ -135,7 +135,7 @@ class Sink:
 def test_an_outbox_sends_everything_in_order(room: int) -> None:
     """Choice: what is not taken at once is sent by one writer, before anything that is put later."""
     sink, workers = Sink(lambda size: room), Workers()
-    outbox = Outbox(sink.send_some, sink.send_all, workers.run)
+    outbox = Outbox(sink.send_some, sink.send_all, workers.run, lambda: None)
     sink.gate.clear()
     pieces = [b"<%d>" % number for number in range(50)]
     for piece in pieces:
@@ -153,7 +153,7 @@ def test_no_octet_of_many_threads_is_lost_doubled_or_reordered(hurry: None) -> N
     sizes = [0, 3, 10**9, 1, 0, 10**9, 7]
     calls = iter(range(10**9))
     sink, workers = Sink(lambda size: sizes[next(calls) % len(sizes)]), Workers()
-    outbox = Outbox(sink.send_some, sink.send_all, workers.run)
+    outbox = Outbox(sink.send_some, sink.send_all, workers.run, lambda: None)
 
     def put(name: int) -> None:
         for number in range(count):
@@ -175,9 +175,9 @@ def test_an_outbox_tells_when_it_has_caught_up(hurry: None) -> None:
     """Choice: whoever waits for the end of an answer is called by the writer, after its last octet."""
     for _ in range(200):
         sink, workers, drained = Sink(lambda size: 1), Workers(), threading.Event()
-        outbox = Outbox(sink.send_some, sink.send_all, workers.run)
+        outbox = Outbox(sink.send_some, sink.send_all, workers.run, lambda: None)
         outbox.put(b"an answer")
-        outbox.drained = drained.set
+        outbox.caught_up = drained.set
         if outbox.behind:  # as the loop asks, in this order
             assert drained.wait(PATIENCE)
         assert bytes(sink.taken) == b"an answer" and outbox.behind == 0
@@ -187,8 +187,8 @@ def test_an_outbox_tells_when_it_has_caught_up(hurry: None) -> None:
 def test_an_outbox_whose_reader_is_gone_says_so_from_then_on(waiting: bool) -> None:
     """Choice: once lost, nothing is kept and every put fails, whatever way the loss was found."""
     sink, workers = Sink(lambda size: 0 if waiting else 10**9), Workers()
-    outbox, caught_up = Outbox(sink.send_some, sink.send_all, workers.run), threading.Event()
-    outbox.drained = caught_up.set
+    outbox, caught_up = Outbox(sink.send_some, sink.send_all, workers.run, lambda: None), threading.Event()
+    outbox.caught_up = caught_up.set
     sink.broken = not waiting
     sink.gate.clear()
     with contextlib.nullcontext() if waiting else pytest.raises(OSError):
@@ -208,7 +208,7 @@ def test_an_outbox_without_a_thread_is_lost() -> None:
     def none_left(*_: object) -> None:
         raise RuntimeError("can't start new thread")
 
-    outbox = Outbox(lambda octets: 1, lambda octets: None, none_left)
+    outbox = Outbox(lambda octets: 1, lambda octets: None, none_left, lambda: None)
     with pytest.raises(OSError):
         outbox.put(b"first")
     assert outbox.lost

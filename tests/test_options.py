@@ -40,7 +40,7 @@ TABLE: dict[str, dict[str, list[str]]] = {
                "bad": ["", " ", "256.1.1.1", "no host", "x" * 300, "[::1]", "é.invalid", "http://127.0.0.1", "a\0b",
                        "127.0.0.1:3000", ".", "*", "\udcff"]},
     "--step-seconds": numbers(["0", "0.5", "1e6", "1e-9"], ["-1", "1e7", MANY]),
-    "--keep-alive": numbers(["0.01", "15", "1e6"], ["0", "-1", "0.001", "1e7", MANY]),
+    "--keep-alive": numbers(["0.001", "15", "1e6"], ["0", "-1", "0.0001", "1e7", MANY]),
     "--allow-origin": {
         "good": ["https://app.example.com", "https://app.example.com/", "https://app.example.com:443",
                  "HTTPS://APP.EXAMPLE.COM", "http://localhost:5173", "http://[::1]:80", "app://x"],
@@ -145,7 +145,7 @@ def test_every_other_value_is_refused_with_one_sentence(started: Starter, log: L
 
 @pytest.mark.parametrize("name, right", [
     ("--port", "whole number from 0 to 65535"), ("--max-connections", "whole number from 1 to 1000000"),
-    ("--max-body", "whole number from 1 to 1073741824"), ("--keep-alive", "number from 0.01 to 1000000"),
+    ("--max-body", "whole number from 1 to 1073741824"), ("--keep-alive", "number from 0.001 to 1000000"),
     ("--rate", "number from 0 to 1000000000"), ("--write-timeout", "number from 0.1 to 1000000"),
     ("--allow-origin", "such as https://app.example.com"), ("--state", "may not be empty")])
 def test_a_refusal_says_what_would_be_right(started: Starter, log: Lines, name: str, right: str) -> None:

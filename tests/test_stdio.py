@@ -224,6 +224,43 @@ def test_a_bad_line_gets_an_error_and_the_next_is_served(pipes: Pipes, line: byt
     assert text_of(pipes.next()) == "next"
 
 
+VALUES: list[Any] = [None, True, 1, 1.5, "x", "\ud800", [], ["x"], {}, {"a": []}]
+
+
+@pytest.mark.parametrize("member", ["name", "uri", "taskId", "ref", "arguments", "cursor", "notifications", "_meta",
+                                    "requestState", "inputResponses", "requestId", "reason"])
+def test_whatever_a_params_member_is_the_reader_goes_on(pipes: Pipes, log: Lines, member: str) -> None:
+    """MUST (Overview › Error Responses): each request is answered, whatever type a member has; no traceback."""
+    methods = ["tools/call", "prompts/get", "resources/read", "tasks/get", "tasks/update", "completion/complete",
+               "tools/list", "subscriptions/listen", "server/discover", "notifications/cancelled", "no/such"]
+    requests = [message(method, {member: value}, number) for number, (method, value) in enumerate(
+        (method, value) for method in methods for value in VALUES)]
+    if member == "_meta":
+        for one, value in zip(requests, VALUES * len(methods), strict=True):
+            one["params"]["_meta"] = value
+    pipes.send(*requests)
+    answered: set[int] = set()
+    while len(answered) < len(requests):
+        one = pipes.next()
+        if "id" in one:
+            answered.add(one["id"])
+        elif one["method"] == "notifications/subscriptions/acknowledged":
+            answered.add(one["params"]["_meta"]["io.modelcontextprotocol/subscriptionId"])
+    assert "Traceback" not in log.text
+    for number in answered:
+        pipes.send(cancel(number))  # the subscriptions among them
+
+
+def test_a_fault_of_the_reader_costs_one_line(pipes: Pipes, log: Lines, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Choice: whatever goes wrong with a line, the next one is read."""
+    with monkeypatch.context() as patch:
+        patch.setattr(pipes.server, "is_quick", None)
+        pipes.send(message("tools/list", id=1))
+        assert pipes.next()["error"]["code"] == -32603
+    pipes.send(message("tools/list", id=2))
+    assert pipes.next()["id"] == 2
+
+
 def test_a_line_that_never_ends_costs_no_memory(pipes: Pipes) -> None:
     """Choice: a line has at most as many octets as an HTTP body; what is too long is skipped, not kept."""
     block = b"x" * 65536
@@ -483,6 +520,20 @@ def serve_all(server: Server, source: int, sink: int, wire: Wire | None = None) 
         os.close(descriptor)
     server.store.close()
     return status
+
+
+def test_output_that_is_closed_on_a_writer_in_the_middle_of_a_line_ends_the_server(gated: Gated, log: Lines) -> None:
+    """Choice: whoever finds out, and although nothing more is to be sent; the loss is told, and the status is 1."""
+    pipes = Pipes(gated)
+    pipes.call("echo", {"text": "x" * 500_000})
+    assert select.select([pipes.output], [], [], PATIENCE)[0]
+    assert eventually(lambda: bool(pipes.transport.outbox.behind))
+    os.close(pipes.output)
+    pipes.thread.join(PATIENCE)
+    assert not pipes.thread.is_alive()
+    assert log.lines()[-1] == "[ref] stdout cannot be written: what was to be sent is lost"
+    os.close(pipes.input)
+    check_all_ended(pipes)
 
 
 def check_all_ended(pipes: Pipes) -> None:
