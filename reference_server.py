@@ -126,6 +126,7 @@ class Rejection(Exception):
     """A request that is not served: JSON-RPC code (None: HTTP refuses it), message, data, HTTP status, field lines.
 
     `rule` is what the refusal rests on, "Page › Heading" of the specification or "rfc9110 §15.5.16"; the log shows it.
+    All of this server's have one; a tool's own may rest on nothing but its author's will.
     """
 
     def __init__(self, code: int | None, message: str, data: Any = None, status: int = 0, fields: str = "",
@@ -2237,7 +2238,8 @@ class Tasks:
             for owner in [row["owner"] for row in others if self.store.is_dead(row["owner"])]:
                 self.store.execute("UPDATE tasks SET owner = NULL, deaths = deaths + 1 WHERE status = 'working' AND"
                                    " owner = ?", owner)
-            end = failed(Rejection(INTERNAL_ERROR, f"The process that ran this has died, {MAX_DEATHS} times in a row"))
+            end = failed(Rejection(INTERNAL_ERROR, f"The process that ran this has died, {MAX_DEATHS} times in a row",
+                                   rule="Tasks Extension › Task Execution Errors"))
             for row in self.store.execute(
                     "UPDATE tasks SET status = ?, message = ?, outcome = ?, updated = ? WHERE status = 'working' AND"
                     " owner IS NULL AND deaths >= ? RETURNING id", *end.values(), time.time(), MAX_DEATHS):
@@ -2251,7 +2253,8 @@ class Tasks:
                 for row in self.store.execute(f"DELETE FROM tasks WHERE id IN ({over}) RETURNING *", now):
                     if row["status"] in UNFINISHED:
                         # spec: Tasks Extension › Task Polling: MAY mark it as failed after its TTL, and then delete it
-                        end = failed(Rejection(INTERNAL_ERROR, "The task has expired"))
+                        end = failed(Rejection(INTERNAL_ERROR, "The task has expired",
+                                               rule="Tasks Extension › Task Polling"))
                         last = task_view(dict(row) | end | {"updated": now})
                         self.store.tell("task", row["id"], sse.encode_json(last).decode())
 

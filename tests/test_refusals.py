@@ -7,7 +7,6 @@ import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from support import META, Lines, Running, message, running
@@ -74,8 +73,7 @@ def part_of(line: int) -> str:
 
 
 @pytest.mark.parametrize("name, part", [
-    ("headers.py", "all"), ("sse.py", "all"), ("reference_server.py", "1 and 5"),
-    pytest.param("reference_server.py", "2 to 4", marks=pytest.mark.xfail(reason="their rules are being filled in"))])
+    ("headers.py", "all"), ("sse.py", "all"), ("reference_server.py", "1 and 5"), ("reference_server.py", "2 to 4")])
 def test_every_refusal_in_the_source_has_a_rule(name: str, part: str) -> None:
     """Choice: a refusal's argument is its tag, a literal that can be looked up; nothing is refused without one."""
     here = [one for one in refusals(name) if part in ("all", part_of(one[0]))]
@@ -215,16 +213,3 @@ def test_over_stdio_every_refusal_names_its_rule_too(log: Lines) -> None:
     for descriptor in (source, to_server, from_server, sink):
         os.close(descriptor)
     server.store.close()
-
-
-def arguments() -> dict[str, Any]:
-    """What `Rejection` takes, by name."""
-    import inspect
-
-    return dict(inspect.signature(Rejection.__init__).parameters)
-
-
-@pytest.mark.xfail(reason="until parts 2 to 4 name all of theirs")
-def test_nothing_can_be_rejected_without_a_rule() -> None:
-    """Choice: the argument is required, so that nobody forgets it."""
-    assert arguments()["rule"].default is arguments()["rule"].empty
