@@ -293,8 +293,8 @@ class Connection:
 
     def caught_up(self) -> None:
         """A worker has sent what waited, or has found that the client takes nothing: the loop goes on from there."""
-        if self.exchange:
-            self.server.give_back(self.exchange)
+        if exchange := self.exchange:
+            self.server.give_back(exchange)
 
 
 # ---- the ladder: rungs 1 to 10 ---------------------------------------------------------------------------------
@@ -2828,11 +2828,11 @@ class HttpServer(HTTPServer):
             return self.refuse(connection, rejection_for(broken))
         if request is None:
             return self.wait_for_more(connection)
-        self.set_deadline(connection)
         exchange = connection.exchange = self.RequestHandlerClass(connection, *request)
         exchange.quick = exchange.is_quick()
         if exchange.quick:
             return self.serve(exchange)
+        self.set_deadline(connection)
         if connection.at_end:
             exchange.cancel("stream closed")
         try:
@@ -2873,6 +2873,7 @@ class HttpServer(HTTPServer):
             self.lose(connection, exchange)
             return
         if (exchange.parked and not exchange.over) or connection.outbox.behind:  # a worker sends, and gives it back
+            self.set_deadline(connection)
             return
         connection.exchange = None
         if exchange.close_connection or exchange.parked or connection.outbox.lost or self.stopping:
@@ -2961,7 +2962,7 @@ class HttpServer(HTTPServer):
         self.set_deadline(connection)
         connection.exchange = None
         self.connections.discard(connection)
-        with contextlib.suppress(KeyError, ValueError):
+        if not connection.at_end:
             self.selector.unregister(connection.socket)
         connection.socket.close()
 
@@ -3060,6 +3061,9 @@ class StdioTransport:
         self.mcp, self.source, self.sink, self.user, self.wire = mcp, source, sink, user, wire
         self.exchanges: dict[tuple[type, Any], StdioExchange] = {}
         self.lock = threading.Lock()
+        self.poll = select.poll() if hasattr(select, "poll") else None  # without it everything has a thread to wait
+        if self.poll:
+            self.poll.register(sink, select.POLLOUT)
         self.workers = Workers()
         self.outbox = Outbox(self.send_some, self.send_all, self.workers.run, self.look_at_output)
         self.answers: list[bytes] = []  # the reader's own, of the lines that it has read together
@@ -3203,11 +3207,9 @@ class StdioTransport:
     def send_some(self, octets: bytes) -> int:
         """What the pipe takes without waiting: PIPE_BUF octets at a time, as long as it is ready for them."""
         sent = 0
-        while sent < len(octets) and hasattr(select, "poll") and ready_to_send(self.sink, 0):
-            try:
+        with contextlib.suppress(BlockingIOError):
+            while sent < len(octets) and self.poll and self.poll.poll(0):
                 sent += os.write(self.sink, octets[sent : sent + PIPE_BUF])
-            except BlockingIOError:
-                break
         return sent
 
     def send_all(self, octets: bytes) -> None:
