@@ -12,8 +12,9 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 MODULES = ["reference_server.py", "headers.py", "sse.py"]
-# choice: 2,350 and not the 1,200 once hoped for, because both transports, tasks, the state and the demo are in one file
-MAX_LINES = {"reference_server.py": 2350, "headers.py": 400, "sse.py": 250}
+# choice: 3,500 and not the 2,400 hoped for, because both carriers, schemas, tasks, the state and the demo are in one file
+MAX_LINES = {"reference_server.py": 3500, "headers.py": 540, "sse.py": 330}
+MAX_STORY = 750  # lines of part 1, which tells a request from its octets to its answer
 MAX_FUNCTION = 40  # lines of a function, its docstring not counted
 MAX_MEDIAN = 12
 DOTFILES_KEPT = {".ci", ".gitignore", ".ruff.toml", ".mypy.ini"}
@@ -96,6 +97,17 @@ def test_every_test_says_whose_rule_it_checks(path):
 def test_a_module_stays_within_its_budget(name):
     """Choice: a budget of lines each, because what is to be read aloud must be short."""
     assert len(source(name).splitlines()) <= MAX_LINES[name]
+
+
+def test_the_story_is_told_in_the_first_part():
+    """Choice: who reads part 1 alone has read the whole path of a request, and the hang-up."""
+    lines = source("reference_server.py").splitlines()
+    starts = [number for number, line in enumerate(lines) if re.match(r"# Part [1-5]\. ", line)]
+    assert len(starts) == 5 and starts[1] - starts[0] <= MAX_STORY
+    story = "\n".join(lines[starts[0]:starts[1]])
+    path = ["class Exchange", "def read(self)", "def do_POST", "def parse_message", "def respond", "def open_request",
+            "def sleep"]
+    assert sorted(path, key=story.index) == path
 
 
 @pytest.mark.parametrize("name", MODULES)
