@@ -333,7 +333,9 @@ class Endpoint(BaseHTTPRequestHandler, Exchange):
             self.send_accepted(message)  # 10
         elif answer := respond(self.server.mcp, message, self, user, self.head.fields):  # 11 to 18
             self.send_answer_to_request(answer)
-        elif not self.parked:
+        elif self.parked:
+            self.octets = self.body = b""  # of a subscription's request nothing is kept
+        else:
             self.close_connection = True  # the client is gone
             if self.server.wire:
                 self.server.wire.show("--x", self, f"{self.reason}: request {message['id']!r} is cancelled")
@@ -376,6 +378,7 @@ class Endpoint(BaseHTTPRequestHandler, Exchange):
             else:
                 self.client.send_all(octets)
         except OSError:
+            self.outbox.lost = True  # perhaps in the middle of an answer: nothing may come behind it
             self.cancel("stream closed")
         self.quiet_since = time.monotonic()
         if self.server.wire:
@@ -444,7 +447,7 @@ class Endpoint(BaseHTTPRequestHandler, Exchange):
 def parse_message(octets: bytes) -> Json:
     """One JSON-RPC request or notification. Rejection -32700 for what is no JSON, -32600 for anything else."""
     try:
-        message = sse.decode_json(octets)
+        message: Json = sse.decode_json(octets)
     except ValueError as broken:
         hint = " (is $META empty? source tests/lessons/mcp.sh)" if b",}" in octets else ""
         raise Rejection(PARSE_ERROR, f"This is no JSON text: {broken}{hint}", rule="Overview › Messages") from None
@@ -458,8 +461,7 @@ def parse_message(octets: bytes) -> Json:
     if problem:
         raise Rejection(INVALID_REQUEST, f"The message{problem}", rule=rule,
                         message_id=message_id if type(message_id) in (str, int) else None)
-    request: Json = message
-    return request
+    return message
 
 
 # ---- the ladder: rungs 11 to 18 --------------------------------------------------------------------------------
