@@ -109,7 +109,7 @@ def drive(client: Client, transport: str) -> dict[str, Row]:
     with serve("--step-seconds", client.step_seconds) as (target, log):
         rows = {row[0]: row for row in client.run(target, log)}
         if rows["cancel"][1] == "works":
-            proof = log.wait_for(rf"build_report cancelled at step \d+ \({client.reasons[transport]}\)")
+            proof = log.wait_for(rf"build_report cancelled at step \d+ \({client.reasons[transport]}(: [^)]*)?\)")
             rows["cancel"] = ("cancel", "works", proof[0]) if proof else ("cancel", "fails", "the log lacks it")
     return rows
 
