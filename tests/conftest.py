@@ -9,19 +9,9 @@ ROOT = Path(__file__).resolve().parents[1]
 for folder in (ROOT, ROOT / "tests", ROOT / "tests" / "lessons"):
     sys.path.insert(0, str(folder))
 
-from support import Lines  # noqa: E402
+from support import Lines, PlainLog  # noqa: E402
 
 import reference_server  # noqa: E402
-
-
-class PlainLog:
-    """In place of the log's queue and thread: a line is on stderr when `log` returns, so that a test can look at it."""
-
-    def put(self, line: str) -> None:
-        sys.stderr.write(line)
-
-    def finish(self) -> None:
-        pass
 
 
 @pytest.fixture(autouse=True)

@@ -6,6 +6,7 @@ import os
 import queue
 import selectors
 import socket
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -335,6 +336,16 @@ class HastyClock:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(time, name)
+
+
+class PlainLog:
+    """In place of the log's queue and thread: a line is on stderr when `log` returns, so that a test can look at it."""
+
+    def put(self, line: str) -> None:
+        sys.stderr.write(line)
+
+    def finish(self) -> None:
+        pass
 
 
 class Lines:

@@ -21,9 +21,10 @@ from pathlib import Path
 from typing import Any, TextIO, cast
 
 from processes import PATIENCE, ROOT, process
-from support import Connection, Lines, eventually, message, octets, running
+from support import Connection, Lines, PlainLog, eventually, message, octets, running
 from walks import WALKS, Client
 
+import reference_server
 from reference_server import Request, Server, takes
 
 READ_TIMEOUT, KEEP_ALIVE = 2, 1.0  # seconds; nginx's own default is 60, the server's 15
@@ -201,6 +202,7 @@ def main() -> int:
         print("nginx is not installed (Debian: apt-get install nginx); nothing was measured")
         return 0
     server, lines = Timed(), Lines()
+    reference_server.log_writer = PlainLog()
     with (contextlib.redirect_stderr(cast(TextIO, lines)), running(server, keep_alive=KEEP_ALIVE) as http,
           nginx(http.port) as port):
         print("behind nginx, buffering on:", flush=True)
