@@ -837,7 +837,7 @@ def compile_at(path: str, schema: Any, whole: Whole, behind: tuple[str, ...] = (
 
 def both(first: Check, second: Check) -> Check:
     """One check of two."""
-    return lambda value: first(value) or second(value)
+    return second if first is any_kind else lambda value: first(value) or second(value)
 
 
 @functools.cache  # a type is all that most members must have
@@ -1005,6 +1005,7 @@ ROWS: dict[str, Row] = {
     "$schema": ({"const": "https://json-schema.org/draft/2020-12/schema"}, None),
 }
 TYPE: Json = {"enum": list(TYPES)}
+any_kind = check_kinds(*TYPES)  # of a schema that leaves it to its keywords
 # What an argument's schema says must be a row above; `type` is the first.
 KEYWORDS: dict[str, Row] = {"type": (lambda kinds: None if kinds in TYPE["enum"] else check_type(kinds), None)}
 for keyword, row in ROWS.items():
