@@ -796,10 +796,10 @@ def elicit_url(message: str, url: str) -> Json:
 # ---- schemas ---------------------------------------------------------------------------------------------------
 
 Check = Callable[[Any], str | None]
+Whole = tuple[Any, dict[str, Check]]  # a schema; checks of members of its $defs, compiled already or just now
 NUMBER, STRING, ARRAY, MEMBERS = (int, float), (str,), (list,), (dict,)
 TYPES: dict[str, tuple[type, ...]] = {"string": STRING, "boolean": (bool,), "object": MEMBERS, "array": ARRAY,
-                                      "null": (type(None),), "number": NUMBER, "integer": NUMBER}
-EVERY = tuple({one for types in TYPES.values() for one in types})
+                                      "null": (type(None),), "number": NUMBER, "integer": (int,)}
 
 
 def compile_schema(schema: Any, name: str = "the schema") -> Check:
@@ -808,90 +808,85 @@ def compile_schema(schema: Any, name: str = "the schema") -> Check:
     What it says is to be put behind the value's name: ".month is required", " must be of type string". ValueError,
     with the place, for what is no schema of JSON Schema 2020-12 or says what is not checked here.
     """
-    unnamed = {key: value for key, value in schema.items() if key != "$id"} if isinstance(schema, dict) else schema
-    if problem := check_is_schema(unnamed):
-        raise ValueError(f"{name}{problem} (see checks_own_arguments)")
-    return Place(schema, name, schema, {}).compile()
+    if isinstance(schema, dict) and "$id" in schema:  # which a part of a schema may not have
+        schema = {key: value for key, value in schema.items() if key != "$id"}
+    return compile_at(name, schema, (schema, {}))
 
 
-class Place(NamedTuple):
-    """A schema where it stands in the whole one. `behind`: members of $defs that lead here with the same value."""
-
-    schema: Any
-    path: str
-    whole: Any
-    definitions: dict[str, Check]  # compiled already, or just now
-    behind: tuple[str, ...] = ()
-
-    def below(self, schema: Any, step: str) -> Check:
-        """The function of a schema for a part of the value."""
-        return Place(schema, self.path + step, self.whole, self.definitions).compile()
-
-    def compile(self) -> Check:
-        """The schema's function: a look at the value's type, then the keywords that apply to it."""
-        if isinstance(self.schema, bool):
-            return (lambda value: None) if self.schema else (lambda value: " is not known here")
-        kinds = self.schema.get("type", list(TYPES))
-        kinds = [kinds] if isinstance(kinds, str) else kinds
-        wrong = f" must be of type {' or '.join(kinds)}"
-        others: list[Check] = [lambda value: wrong]
-        by_type: dict[type, list[Check]] = {one: [] for kind in kinds for one in TYPES[kind]}
-        if "integer" in kinds and "number" not in kinds:  # to JSON Schema 42.0 is one
-            by_type[float].append(lambda value: None if value.is_integer() else wrong)
-        used = {KEYWORDS[keyword][1:]: argument for keyword, argument in self.schema.items() if keyword in KEYWORDS}
-        for (types, make), argument in used.items():
-            check_keyword = make(argument, self)
-            for one in by_type.keys() & types:
-                by_type[one].append(check_keyword)
-        if not any(by_type.values()):  # a type is all that most members must have
-            return lambda value: None if type(value) in by_type else wrong
-
-        def check(value: Any) -> str | None:
-            for one in by_type.get(type(value), others):
-                if problem := one(value):
-                    return problem
-            return None
-
-        return check
+def compile_at(path: str, schema: Any, whole: Whole, behind: tuple[str, ...] = ()) -> Check:
+    """The function of a schema at its place. `behind`: members of $defs that lead here with the same value."""
+    if not isinstance(schema, dict):
+        if isinstance(schema, bool):
+            return check_kinds(*TYPES) if schema else (lambda value: " is not known here")
+        raise ValueError(f"{path} must be of type object or boolean")
+    used = {}
+    for keyword, argument in schema.items():
+        if keyword not in KEYWORDS:
+            raise ValueError(f"{path}.{keyword} is not known here (see checks_own_arguments)")
+        check_argument, make = KEYWORDS[keyword]
+        if problem := check_argument(argument):
+            raise ValueError(f"{path}.{keyword}{problem}")
+        used[make] = argument
+    kinds = schema.get("type", TYPES)
+    check = check_kinds(kinds) if isinstance(kinds, str) else check_kinds(*kinds)
+    for make, argument in used.items():
+        if make and (check_keyword := make(argument, path, schema, whole, behind)):
+            check = both(check, check_keyword)
+    return check
 
 
-def limit(schema: Json, types: tuple[type, ...], breaks: Callable[[Any, Any], Any], words: str) -> Keyword:
+def both(first: Check, second: Check) -> Check:
+    """One check of two."""
+    return second if first is any_kind else lambda value: first(value) or second(value)
+
+
+@functools.cache  # a type is all that most members must have
+def check_kinds(*kinds: str) -> Check:
+    """`type`, with which all begins."""
+    types, problem = {one for kind in kinds for one in TYPES[kind]}, f" must be of type {' or '.join(kinds)}"
+    return lambda value: None if type(value) in types or (  # to JSON Schema 42.0 is an integer
+        "integer" in kinds and type(value) is float and value.is_integer()) else problem
+
+
+def limit(schema: Json, types: tuple[type, ...], breaks: Callable[[Any, Any], Any], words: str) -> Row:
     """A keyword that compares the value with its argument."""
 
-    def make(argument: Any, place: Place) -> Check:
+    def make(argument: Any, *place: Any) -> Check:
         problem = f" must {words.format(argument)}"
-        return lambda value: problem if breaks(value, argument) else None
+        return lambda value: problem if type(value) in types and breaks(value, argument) else None
 
-    return schema, types, make
+    return schema, make
 
 
-def combination(keyword: str, schema: Json, fits: Callable[[int, int], bool], words: str) -> Keyword:
-    """A keyword about how many of its schemas the value fits: `fits(these, all)`."""
+def combination(keyword: str, schema: Any, enough: Callable[[int, int], bool], words: str) -> Row:
+    """A keyword about how many of its schemas the value fits: `enough(these, all)`."""
 
-    def make(argument: Any, place: Place) -> Check:
-        checks = [place._replace(schema=one, path=f"{place.path}.{keyword}[{index}]").compile()
-                  for index, one in enumerate(argument if isinstance(argument, list) else [argument])]
+    def make(argument: Any, path: str, schema: Json, *around: Any) -> Check:
+        parts = {"": argument} if keyword == "not" else {f"[{index}]": one for index, one in enumerate(argument)}
+        checks = [compile_at(f"{path}.{keyword}{step}", one, *around) for step, one in parts.items()]
 
         def check(value: Any) -> str | None:
             problems = [problem for one in checks if (problem := one(value))]
-            if fits(len(checks) - len(problems), len(checks)):
+            if enough(len(checks) - len(problems), len(checks)):
                 return None
             reasons = f" ({';'.join(problems).strip()})" if problems else ""
             return problems[0] if keyword == "allOf" else f" must fit {words}{reasons}"
 
         return check
 
-    return schema, EVERY, make
+    return schema, make
 
 
 def canonical(value: Any) -> str:
     """One text for all spellings of a JSON value: 1 is 1.0, and members have no order; true is not 1."""
+    if type(value) is str:
+        return f'"{value}'
     same = json.loads(json.dumps(value), parse_float=lambda text: int(number) if (
         number := float(text)).is_integer() else number)
     return json.dumps(same, sort_keys=True)
 
 
-def check_enum(values: list[Any], place: Place) -> Check:
+def check_enum(values: list[Any], *place: Any) -> Check:
     """`enum`, or `const`."""
     problem = f" must be one of {json.dumps(values)[1:-1]}"
     texts = {one for one in values if type(one) is str}
@@ -899,24 +894,26 @@ def check_enum(values: list[Any], place: Place) -> Check:
     return lambda value: None if (value in texts if type(value) is str else canonical(value) in others) else problem
 
 
-def check_pattern(pattern: str, place: Place) -> Check:
+def check_pattern(pattern: str, path: str, *place: Any) -> Check:
     """As `re` has it, but for ECMA-262's `$`, the very end of the text, and `\\d`, an ASCII digit."""
     try:
         python = re.sub(r"(\\.|\[\^?]?(?:\\.|[^]\\])*])|\$", lambda part: part[1] or r"\Z", pattern, flags=re.DOTALL)
         search = re.compile(python, re.ASCII).search
     except re.error as problem:
-        raise ValueError(f"{place.path}.pattern: {problem}") from None
-    return lambda value: None if search(value) else f" must match the pattern {pattern}"
+        raise ValueError(f"{path}.pattern: {problem}") from None
+    return lambda value: f" must match the pattern {pattern}" if type(value) is str and not search(value) else None
 
 
-def check_members(argument: Any, place: Place) -> Check:
+def check_members(argument: Any, path: str, schema: Json, whole: Whole, behind: Any) -> Check:
     """`required`, `propertyNames`, `properties`, and `additionalProperties` for the others."""
-    required, properties = place.schema.get("required", ()), place.schema.get("properties", {})
-    checks = {name: place.below(inner, f".properties.{name}") for name, inner in properties.items()}
-    check_name, check_other = (place.below(place.schema[keyword], f".{keyword}") if keyword in place.schema else None
-                               for keyword in ("propertyNames", "additionalProperties"))
+    required, properties = schema.get("required", ()), schema.get("properties", {})
+    checks = {name: compile_at(f"{path}.properties.{name}", inner, whole) for name, inner in properties.items()}
+    check_name, check_other = [compile_at(f"{path}.{one}", schema[one], whole) if one in schema else None
+                               for one in ("propertyNames", "additionalProperties")]
 
-    def check(value: Json) -> str | None:
+    def check(value: Any) -> str | None:
+        if type(value) is not dict:
+            return None
         for name in required:
             if name not in value:
                 return f".{name} is required"
@@ -932,13 +929,13 @@ def check_members(argument: Any, place: Place) -> Check:
     return check
 
 
-def check_items(argument: Any, place: Place) -> Check:
+def check_items(argument: Any, path: str, schema: Json, whole: Whole, behind: Any) -> Check:
     """`prefixItems`, and `items` for those behind them."""
-    prefix, check_other = place.schema.get("prefixItems", ()), place.below(place.schema.get("items", True), ".items")
-    first = [place.below(one, f".prefixItems[{index}]") for index, one in enumerate(prefix)]
+    prefix, check_other = schema.get("prefixItems", ()), compile_at(f"{path}.items", schema.get("items", True), whole)
+    first = [compile_at(f"{path}.prefixItems[{index}]", one, whole) for index, one in enumerate(prefix)]
 
-    def check(value: list[Any]) -> str | None:
-        for index, item in enumerate(value):
+    def check(value: Any) -> str | None:
+        for index, item in enumerate(value if type(value) is list else ()):
             if problem := first[index](item) if index < len(first) else check_other(item):
                 return f"[{index}]{problem}"
         return None
@@ -946,35 +943,38 @@ def check_items(argument: Any, place: Place) -> Check:
     return check
 
 
-def check_reference(pointer: str, place: Place) -> Check:
+def check_reference(pointer: str, path: str, schema: Json, whole: Whole, behind: tuple[str, ...]) -> Check:
     """`$ref` to a member of the whole schema's $defs; with the same value it must not come back."""
     start, _, last = pointer.rpartition("/")
-    name, known = unquote(last).replace("~1", "/").replace("~0", "~"), place.definitions
-    if start != "#/$defs" or name not in place.whole.get("$defs", {}):
-        raise ValueError(f"{place.path}.$ref: {pointer} is no member of $defs (see checks_own_arguments)")
-    if name in place.behind:
-        raise ValueError(f"{place.path}.$ref: {pointer} returns to itself without descending into the value")
-    target = place._replace(schema=place.whole["$defs"][name], path=f"$defs.{name}", behind=(*place.behind, name))
-    if place.behind:
-        return target.compile()
+    name, definitions, known = unquote(last).replace("~1", "/").replace("~0", "~"), whole[0].get("$defs", {}), whole[1]
+    if start != "#/$defs" or name not in definitions:
+        raise ValueError(f"{path}.$ref: {pointer} is no member of $defs (see checks_own_arguments)")
+    if name in behind:
+        raise ValueError(f"{path}.$ref: {pointer} returns to itself without descending into the value")
+    target = f"$defs.{name}", definitions[name], whole, (*behind, name)
+    if behind:
+        return compile_at(*target)
     if name not in known:
-        known[name] = lambda value: None  # until it is compiled
-        known[name] = target.compile()
+        known[name] = check_kinds(*TYPES)  # until it is compiled
+        known[name] = compile_at(*target)
     return lambda value: known[name](value)
+
+
+def check_nothing(argument: Any, path: str, schema: Json, whole: Whole, behind: Any) -> None:
+    """`$defs` and `contentSchema`: what they hold has to be a schema, but no value is checked by it here."""
+    for name, one in schema.get("$defs", {}).items():
+        compile_at(f"{path}.$defs.{name}", one, whole)
+    compile_at(f"{path}.contentSchema", schema.get("contentSchema", True), whole)
 
 
 OF_TYPE: dict[str, Json] = {kind: {"type": kind} for kind in TYPES}
 TEXT, BOOLEAN, OBJECT, LIST, _, SOME_NUMBER, WHOLE = OF_TYPE.values()
-COUNT, ANY_SCHEMA = WHOLE | {"minimum": 0}, {"$ref": "#/$defs/schema"}
-TEXTS, SCHEMAS = OBJECT | {"additionalProperties": TEXT}, OBJECT | {"additionalProperties": ANY_SCHEMA}
-TEXT_LIST, SCHEMA_LIST = LIST | {"items": TEXT}, LIST | {"items": ANY_SCHEMA, "minItems": 1}
-TYPE: Json = {"enum": list(TYPES)}
-Keyword = tuple[Any, tuple[type, ...], Callable[[Any, Place], Any]]
-# A keyword: the schema of its argument, the types of value that it looks at, what makes its check.
+COUNT, SCHEMA_LIST = WHOLE | {"minimum": 0}, LIST | {"minItems": 1}
+TEXTS, TEXT_LIST = OBJECT | {"additionalProperties": TEXT}, LIST | {"items": TEXT}
+Row = tuple[Any, Callable[..., Any] | None]
+# A keyword: the schema of its argument (if that is a schema, it is judged as it is compiled), what makes its check.
 COUNTED = ("Length", STRING, "characters"), ("Items", ARRAY, "items"), ("Properties", MEMBERS, "members")
-KEYWORDS: dict[str, Keyword] = {
-    "enum": (LIST, EVERY, check_enum),
-    "const": (True, EVERY, lambda value, place: check_enum([value], place)),
+ROWS: dict[str, Row] = {
     "minimum": limit(SOME_NUMBER, NUMBER, operator.lt, "be at least {}"),
     "maximum": limit(SOME_NUMBER, NUMBER, operator.gt, "be at most {}"),
     "exclusiveMinimum": limit(SOME_NUMBER, NUMBER, operator.le, "be more than {}"),
@@ -986,32 +986,31 @@ KEYWORDS: dict[str, Keyword] = {
        for what, types, words in COUNTED},
     **{"max" + what: limit(COUNT, types, lambda value, most: len(value) > most, f"have at most {{}} {words}")
        for what, types, words in COUNTED},
-    "pattern": (TEXT, STRING, check_pattern),
+    "enum": (LIST, check_enum), "const": (True, lambda value, *place: check_enum([value])),
+    "pattern": (TEXT, check_pattern),
     "uniqueItems": limit(BOOLEAN, ARRAY, lambda value, wanted: wanted and len(set(map(canonical, value))) < len(value),
                          "have no two equal items"),
-    "prefixItems": (SCHEMA_LIST, ARRAY, check_items),
-    "items": (ANY_SCHEMA, ARRAY, check_items),
-    "required": (TEXT_LIST | {"uniqueItems": True}, MEMBERS, check_members),
-    "propertyNames": (ANY_SCHEMA, MEMBERS, check_members),
-    "properties": (SCHEMAS, MEMBERS, check_members),
-    "additionalProperties": (ANY_SCHEMA, MEMBERS, check_members),
+    "prefixItems": (SCHEMA_LIST, check_items), "items": (True, check_items),
+    "required": (TEXT_LIST | {"uniqueItems": True}, check_members), "properties": (OBJECT, check_members),
+    "propertyNames": (True, check_members), "additionalProperties": (True, check_members),
     "allOf": combination("allOf", SCHEMA_LIST, lambda fit, count: fit == count, "all"),
     "anyOf": combination("anyOf", SCHEMA_LIST, lambda fit, count: fit > 0, "one of anyOf"),
     "oneOf": combination("oneOf", SCHEMA_LIST, lambda fit, count: fit == 1, "exactly one of oneOf"),
-    "not": combination("not", ANY_SCHEMA, lambda fit, count: fit == 0, "none of not"),
-    "$ref": (TEXT, EVERY, check_reference),
-    "$defs": (SCHEMAS, (), lambda schemas, place: [place.below(one, ".$defs") for one in schemas.values()]),
+    "not": combination("not", True, lambda fit, count: fit == 0, "none of not"),
+    "$ref": (TEXT, check_reference), "$defs": (OBJECT, check_nothing), "contentSchema": (True, check_nothing),
+    # what promises nothing, so that there is nothing to check
+    **dict.fromkeys(("title", "description", "$comment", "$anchor", "format", "contentMediaType", "contentEncoding"),
+                    (TEXT, None)), "default": (True, None), "examples": (LIST, None), "x-mcp-header": (True, None),
+    **dict.fromkeys(("deprecated", "readOnly", "writeOnly"), (BOOLEAN, None)),
+    "$schema": ({"const": "https://json-schema.org/draft/2020-12/schema"}, None),
 }
-# What promises nothing, so that there is nothing to check; and `type`, which every schema's function begins with.
-OTHERS: Json = dict.fromkeys(
-    ("title", "description", "$comment", "$anchor", "format", "contentMediaType", "contentEncoding"), TEXT)
-OTHERS |= {"default": True, "examples": LIST, "deprecated": BOOLEAN, "readOnly": BOOLEAN, "writeOnly": BOOLEAN,
-           "contentSchema": ANY_SCHEMA, "x-mcp-header": True,
-           "$schema": {"const": "https://json-schema.org/draft/2020-12/schema"},
-           "type": {"anyOf": [TYPE, LIST | {"items": TYPE, "minItems": 1, "uniqueItems": True}]}}
-KNOWN: Json = {"type": ["object", "boolean"], "additionalProperties": False,
-               "properties": OTHERS | {keyword: row[0] for keyword, row in KEYWORDS.items()}}
-check_is_schema = Place(ANY_SCHEMA, "", ANY_SCHEMA | {"$defs": {"schema": KNOWN}}, {}).compile()
+TYPE: Json = {"enum": list(TYPES)}
+any_kind = check_kinds(*TYPES)  # of a schema that leaves it to its keywords
+# What an argument's schema says must be a row above; `type` is the first.
+KEYWORDS: dict[str, Row] = {"type": (lambda kinds: None if kinds in TYPE["enum"] else check_type(kinds), None)}
+for keyword, row in ROWS.items():
+    KEYWORDS[keyword] = compile_schema(row[0], keyword), row[1]
+check_type: Check = compile_schema({"anyOf": [TYPE, LIST | {"items": TYPE, "minItems": 1, "uniqueItems": True}]})
 
 
 def takes(optional: Json | None = None, /, **required: Json) -> Json:

@@ -246,7 +246,8 @@ REFUSED = [
     ({"$schema": "http://json-schema.org/draft-07/schema#"}, ".$schema must be one of"),
     ({"$id": "https://example.com/inner"}, ".$id is not known here"),
     ({"$defs": {"x": {"type": "text"}}}, ".$defs.x.type"),
-    ({"$defs": {"x": {"pattern": "("}}}, ".$defs.pattern: missing )"),
+    ({"$defs": {"x": {"pattern": "("}}}, ".$defs.x.pattern: missing )"),
+    ({"contentSchema": {"items": {"type": "text"}}}, ".contentSchema.items.type"),
     *[({keyword: argument}, f".{keyword} is not known here") for keyword, argument in {
         "unevaluatedProperties": False, "unevaluatedItems": False, "dependentRequired": {}, "dependentSchemas": {},
         "dependencies": {}, "contains": {}, "minContains": 0, "maxContains": 1, "patternProperties": {}, "if": {},
