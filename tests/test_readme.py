@@ -390,7 +390,7 @@ def owners_of_choices(path: str) -> list[str]:
     names = {line: name for name, line in NAMES[path].items()}
     owners = []
     for number, line in enumerate(source.splitlines(), 1):
-        if re.search(r"(# |; |^    )choice: ", line):
+        if re.search(r"(# |; |^ +)choice: ", line):
             around = [node for node in functions if node.lineno <= number <= (node.end_lineno or 0)]
             innermost = max((node.lineno for node in around if node.lineno in names), default=0)
             owners.append(names[innermost or min(line for line in names if line >= number)])
