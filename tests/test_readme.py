@@ -18,6 +18,7 @@ import sys
 import threading
 from collections import Counter
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -295,6 +296,7 @@ def test_the_table_of_three_ways_has_the_words_of_the_program() -> None:
 # --------------------------------------------------------------------------------------------- what it says of the code
 
 
+@cache
 def names_in(path: str) -> dict[str, int]:
     """The functions, classes and constants of a file, `Class.method` for methods, with their lines."""
     names: dict[str, int] = {}
