@@ -33,12 +33,14 @@ class CasesServer(Server):
         self.resource("test://a", "a")(lambda uri, request: "the text of a")
         self.prompt("greet", "A greeting.")(lambda arguments, request: "Say hello.")
 
-    def wait(self, request: Request, seconds: float) -> None:
-        """Sleeps in small steps and records how that ended."""
+    def wait(self, request: Request, seconds: float, *, reports: bool = False) -> None:
+        """Sleeps in small steps and records how that ended, even if its first report meets the client's end."""
         self.slow_ended.clear()
         self.slow_started.set()
         ending = "cancelled"
         try:
+            if reports:
+                request.progress(0)
             for _ in range(10):
                 request.sleep(seconds * self.pace / 10)
             ending = "finished"
@@ -97,8 +99,7 @@ def add_slow_tools(server: CasesServer) -> None:
     @server.tool("slow", "Sleeps in small steps.", takes(seconds=NUMBER))
     def slow(arguments: dict[str, Any], request: Request) -> str:
         server.calls.append("slow")
-        request.progress(0)
-        server.wait(request, arguments["seconds"])
+        server.wait(request, arguments["seconds"], reports=True)
         return "slept"
 
     @server.tool("progress", "Reports progress and, if asked to, logs.", takes(

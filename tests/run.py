@@ -23,9 +23,11 @@ PATIENCE = 20.0  # seconds for a half to clear up after Ctrl-C
 
 def start(out: IO[bytes], err: IO[bytes], *arguments: str | Path) -> subprocess.Popen[bytes]:
     """One half under way."""
-    # PYTHONMALLOC: the development mode's allocator checks C code, of which there is none here.
+    # PYTHONMALLOC: the development mode's allocator checks C code, of which there is none here. Without bytecode each
+    # of some two hundred processes would compile the server anew.
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
     return subprocess.Popen([sys.executable, "-X", "dev", "-W", "error", "-m", "pytest", "-q", *arguments],
-                            cwd=TESTS.parent, env=os.environ | {"PYTHONMALLOC": "default"}, stdout=out, stderr=err,
+                            cwd=TESTS.parent, env=environment | {"PYTHONMALLOC": "default"}, stdout=out, stderr=err,
                             start_new_session=True)
 
 

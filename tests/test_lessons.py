@@ -167,8 +167,8 @@ class Slow:
         self.server.tool("search", "Waits.", {"type": "object"})(self.search)
 
     def search(self, arguments: dict[str, Any], request: Request) -> str:
-        request.progress(1, 2)
         try:
+            request.progress(1, 2)
             while not self.go.is_set():
                 request.sleep(0.001)
         except Cancelled:

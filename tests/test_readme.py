@@ -18,6 +18,7 @@ import sys
 import threading
 from collections import Counter
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -295,6 +296,7 @@ def test_the_table_of_three_ways_has_the_words_of_the_program() -> None:
 # --------------------------------------------------------------------------------------------- what it says of the code
 
 
+@cache
 def names_in(path: str) -> dict[str, int]:
     """The functions, classes and constants of a file, `Class.method` for methods, with their lines."""
     names: dict[str, int] = {}
@@ -390,7 +392,7 @@ def owners_of_choices(path: str) -> list[str]:
     names = {line: name for name, line in NAMES[path].items()}
     owners = []
     for number, line in enumerate(source.splitlines(), 1):
-        if re.search(r"(# |; |^    )choice: ", line):
+        if re.search(r"(# |; |^ +)choice: ", line):
             around = [node for node in functions if node.lineno <= number <= (node.end_lineno or 0)]
             innermost = max((node.lineno for node in around if node.lineno in names), default=0)
             owners.append(names[innermost or min(line for line in names if line >= number)])

@@ -631,8 +631,8 @@ def test_what_a_tool_leaves_behind_is_silent_after_a_hang_up(stage: Stage, log: 
 
     def script(request: Request) -> None:
         leftover.leave(request)
-        request.progress(1)
         try:
+            request.progress(1)
             request.sleep(PATIENCE)
         finally:
             cancelled.set()
