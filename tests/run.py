@@ -49,6 +49,8 @@ def show(file: IO[bytes]) -> None:
 
 def main() -> int:
     """Runs both halves, and shows their output when both are done; the summaries come last."""
+    # a background job is started with SIGINT ignored, which the tests' own processes would inherit
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     print("Running the suite, two halves side by side; their output comes when both are done.", flush=True)
     with ExitStack() as files:

@@ -135,7 +135,7 @@ def test_it_prints_each_event_as_it_arrives_and_the_status_last(shell: list[str]
     command = [*shell, f". '{HELPER}'\nMCP='{echo.url}'\nmcp x '{{}}'"]
     with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
-        bound = threading.Timer(WAIT, process.kill)
+        bound = threading.Timer(WAIT, os.killpg, (process.pid, signal.SIGKILL))
         bound.start()
         assert process.stdout.readline() == b"data: 1\n"
         assert not echo.more.is_set()
@@ -341,7 +341,7 @@ def test_ctrl_c_stops_the_courses_report(helper: str, name: str, log: Lines) -> 
         environment = {"PATH": os.environ["PATH"], "MCP": f"http://localhost:{server.port}/mcp"}
         with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, start_new_session=True) as process:
             assert process.stdout is not None
-            bound = threading.Timer(WAIT, process.kill)
+            bound = threading.Timer(WAIT, os.killpg, (process.pid, signal.SIGKILL))
             bound.start()
             events = [line for line in (process.stdout.readline() for _ in range(5)) if line.startswith(b"data: ")]
             os.killpg(process.pid, signal.SIGINT)
@@ -361,7 +361,7 @@ def test_the_courses_subscription_hears_of_tools_alone(helper: str, course: Runn
     command = [*SHELLS["bash"], f"{HELPERS[helper]}\n{listen}"]
     with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, start_new_session=True) as process:
         assert process.stdout is not None
-        bound = threading.Timer(WAIT, process.kill)
+        bound = threading.Timer(WAIT, os.killpg, (process.pid, signal.SIGKILL))
         bound.start()
         first = [process.stdout.readline(), process.stdout.readline()][0]
         for name in ("touch_config", "toggle_beta_tool"):
