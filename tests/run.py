@@ -19,6 +19,7 @@ TESTS = Path(__file__).resolve().parent
 NAMES = ("client", "lessons", "limits", "readme", "shutdown", "state", "stdio")
 WAITING = [TESTS / f"test_{name}.py" for name in NAMES]
 PATIENCE = 20.0  # seconds for a half to clear up after Ctrl-C
+LONGEST = 300.0  # seconds for a half: one that hangs is ended, and has failed
 
 
 def start(out: IO[bytes], err: IO[bytes], *arguments: str | Path) -> subprocess.Popen[bytes]:
@@ -40,6 +41,16 @@ def stop(half: subprocess.Popen[bytes]) -> None:
             os.killpg(half.pid, signal.SIGKILL)
 
 
+def ended(half: subprocess.Popen[bytes], seconds: float) -> int:
+    """The exit status of a half, which is interrupted when it takes longer."""
+    try:
+        return half.wait(seconds)
+    except subprocess.TimeoutExpired:
+        half.send_signal(signal.SIGINT)  # pytest shows where it was
+        stop(half)
+        return 1
+
+
 def show(file: IO[bytes]) -> None:
     """Prints what a half has written."""
     file.seek(0)
@@ -58,7 +69,7 @@ def main() -> int:
         halves = [start(outs[0], errs[0], *WAITING),
                   start(outs[1], errs[1], TESTS, *(f"--ignore={path}" for path in WAITING))]
         try:
-            failed = [half.wait() != 0 for half in halves]
+            failed = [ended(half, LONGEST) != 0 for half in halves]
         except KeyboardInterrupt:
             for half in halves:
                 half.send_signal(signal.SIGINT)
