@@ -1,9 +1,9 @@
-"""The suite in two halves side by side: the tests that mostly wait for processes, and all others.
+"""The suite in four parts side by side, since most tests wait for something: for processes, sockets, deadlines.
 
-    .venv/bin/python tests/run.py     what `make test` runs; exit status 0 when both halves passed
+    .venv/bin/python tests/run.py     what `make test` runs; exit status 0 when all parts passed
 
-Each half is a pytest in a session of its own, so that Ctrl-C comes here alone and is passed on once: a second one would
-interrupt the half in its clearing up. What the halves write to stderr is shown only if one of them fails.
+Each part is a pytest in a session of its own, so that Ctrl-C comes here alone and is passed on once: a second one would
+interrupt the part in its clearing up. What a part writes to stderr is shown only if it fails.
 """
 
 import os
@@ -16,14 +16,14 @@ from pathlib import Path
 from typing import IO
 
 TESTS = Path(__file__).resolve().parent
-NAMES = ("client", "lessons", "limits", "readme", "shutdown", "state", "stdio")
-WAITING = [TESTS / f"test_{name}.py" for name in NAMES]
-PATIENCE = 20.0  # seconds for a half to clear up after Ctrl-C
-LONGEST = 300.0  # seconds for a half: one that hangs is ended, and has failed
+PARTS = [[TESTS / f"test_{name}.py" for name in names.split()] for names in (  # and a fourth one: all others
+    "client lessons limits shutdown", "readme state stdio", "cases registry log mcp_sh tasks fuzz carriers options")]
+PATIENCE = 20.0  # seconds for a part to clear up after Ctrl-C
+LONGEST = 300.0  # seconds for a part: one that hangs is ended, and has failed
 
 
 def start(out: IO[bytes], err: IO[bytes], *arguments: str | Path) -> subprocess.Popen[bytes]:
-    """One half under way."""
+    """One part under way."""
     # PYTHONMALLOC: the development mode's allocator checks C code, of which there is none here. Without bytecode each
     # of some two hundred processes would compile the server anew.
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
@@ -32,52 +32,52 @@ def start(out: IO[bytes], err: IO[bytes], *arguments: str | Path) -> subprocess.
                             start_new_session=True)
 
 
-def stop(half: subprocess.Popen[bytes]) -> None:
-    """Waits until a half that was interrupted has cleared up; kills one that does not."""
+def stop(part: subprocess.Popen[bytes]) -> None:
+    """Waits until a part that was interrupted has cleared up; kills one that does not."""
     try:
-        half.wait(PATIENCE)
+        part.wait(PATIENCE)
     except subprocess.TimeoutExpired:
         with suppress(ProcessLookupError):
-            os.killpg(half.pid, signal.SIGKILL)
+            os.killpg(part.pid, signal.SIGKILL)
 
 
-def ended(half: subprocess.Popen[bytes], seconds: float) -> int:
-    """The exit status of a half, which is interrupted when it takes longer."""
+def ended(part: subprocess.Popen[bytes], seconds: float) -> int:
+    """The exit status of a part, which is interrupted when it takes longer."""
     try:
-        return half.wait(seconds)
+        return part.wait(seconds)
     except subprocess.TimeoutExpired:
-        half.send_signal(signal.SIGINT)  # pytest shows where it was
-        stop(half)
+        part.send_signal(signal.SIGINT)  # pytest shows where it was
+        stop(part)
         return 1
 
 
 def show(file: IO[bytes]) -> None:
-    """Prints what a half has written."""
+    """Prints what a part has written."""
     file.seek(0)
     sys.stdout.buffer.write(file.read())
     sys.stdout.flush()
 
 
 def main() -> int:
-    """Runs both halves, and shows their output when both are done; the summaries come last."""
+    """Runs all parts, and shows their output when all are done; the summaries come last."""
     # a background job is started with SIGINT ignored, which the tests' own processes would inherit
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    print("Running the suite, two halves side by side; their output comes when both are done.", flush=True)
+    print("Running the suite, four parts side by side; their output comes when all are done.", flush=True)
+    others = [TESTS, *(f"--ignore={path}" for part in PARTS for path in part)]
     with ExitStack() as files:
-        outs, errs = ([files.enter_context(tempfile.TemporaryFile()) for _ in range(2)] for _ in range(2))
-        halves = [start(outs[0], errs[0], *WAITING),
-                  start(outs[1], errs[1], TESTS, *(f"--ignore={path}" for path in WAITING))]
+        outs, errs = ([files.enter_context(tempfile.TemporaryFile()) for _ in range(4)] for _ in range(2))
+        parts = [start(*streams, *paths) for *streams, paths in zip(outs, errs, [*PARTS, others], strict=True)]
         try:
-            failed = [ended(half, LONGEST) != 0 for half in halves]
+            failed = [ended(part, LONGEST) != 0 for part in parts]
         except KeyboardInterrupt:
-            for half in halves:
-                half.send_signal(signal.SIGINT)
-            for half in halves:
-                stop(half)
+            for part in parts:
+                part.send_signal(signal.SIGINT)
+            for part in parts:
+                stop(part)
             print("\nInterrupted; nothing is left running.")
             return 130
-        for number in sorted(range(2), key=failed.__getitem__):
+        for number in sorted(range(4), key=failed.__getitem__):
             if failed[number]:
                 show(errs[number])
             show(outs[number])
