@@ -124,12 +124,12 @@ def test_one_octet_now_and_then_is_not_progress(
 
 def test_what_arrives_slowly_but_steadily_is_served(serving: Running, monkeypatch: pytest.MonkeyPatch) -> None:
     """Choice: a slow line is no attack: each request_timeout that brings enough octets gives as much time again."""
-    monkeypatch.setattr(serving.http, "request_timeout", 0.05)
+    monkeypatch.setattr(serving.http, "request_timeout", 0.25)
     began = time.monotonic()
     with serving.connect() as connection:
         for start in range(0, len(LONG), 4096):
             connection.send(LONG[start:start + 4096])
-            assert not select.select([connection.socket], [], [], 0.001)[0], "it was given up"
+            assert not select.select([connection.socket], [], [], 0.003)[0], "it was given up"
         took = time.monotonic() - began
         assert connection.reply().status == 400  # a body of spaces is no JSON
     assert took > 2 * serving.http.request_timeout, "so slow that the time was given again"

@@ -339,7 +339,7 @@ def test_arguments_are_checked_by_every_keyword():
 def test_a_value_that_takes_too_many_steps_is_an_error_for_the_model(capsys):
     """MUST (Tools › Security Considerations): validate all tool inputs; none of them ends in a traceback."""
     layers = {"properties": {"a": {"$ref": "#/$defs/n"}}}
-    for _ in range(6):
+    for _ in range(20):
         layers = {"allOf": [layers]}
     deep = {}
     for _ in range(90):
