@@ -128,8 +128,8 @@ def test_what_arrives_slowly_but_steadily_is_served(serving: Running, monkeypatc
     began = time.monotonic()
     with serving.connect() as connection:
         for start in range(0, len(LONG), 4096):
-            connection.send(LONG[start:start + 4096])
             assert not select.select([connection.socket], [], [], 0.003)[0], "it was given up"
+            connection.send(LONG[start:start + 4096])
         took = time.monotonic() - began
         assert connection.reply().status == 400  # a body of spaces is no JSON
     assert took > 2 * serving.http.request_timeout, "so slow that the time was given again"
