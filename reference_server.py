@@ -1626,7 +1626,7 @@ class Subscriptions:
     def finish(self, *exchanges: Exchange) -> None:
         """Ends subscriptions from this server's side."""
         # spec: Subscriptions › Graceful Closure: SHOULD respond with an empty result before closing the stream
-        result = {"resultType": "complete", "_meta": {SUBSCRIPTION_ID: HERE, META + "serverInfo": self.server.info}}
+        result = {"resultType": "complete", "_meta": {SUBSCRIPTION_ID: HERE} | self.server.result_meta}
         pieces = cut({"id": HERE, "result": result}, 2)
         for exchange in exchanges:
             if subscription_id := self.forget(exchange):

@@ -6,6 +6,7 @@ import os
 import queue
 import selectors
 import socket
+import subprocess
 import sys
 import threading
 import time
@@ -218,6 +219,18 @@ def running(server: Server, **limits: Any) -> Iterator[Running]:
         thread.join(PATIENCE)
         assert not thread.is_alive(), "the server did not stop"
         server.store.close()
+
+
+@contextlib.contextmanager
+def killed_at_last(process: subprocess.Popen[Any]) -> Iterator[None]:
+    """No process outlives its test, nor keeps it for longer than PATIENCE."""
+    watchdog = threading.Timer(PATIENCE, process.kill)
+    watchdog.start()
+    try:
+        yield
+    finally:
+        watchdog.cancel()
+        process.kill()
 
 
 def eventually(condition: Callable[[], bool]) -> bool:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support import PATIENCE, Connection, Lines, call_tool, eventually, message, octets, running
+from support import PATIENCE, Connection, Lines, call_tool, eventually, killed_at_last, message, octets, running
 
 import reference_server
 from reference_server import MAX_LOG_LINE, MAX_LOG_LINES, Exchange, LogWriter, Request, Server, Wire, log_fault
@@ -364,14 +364,8 @@ def environment() -> dict[str, str]:
 def process(*options: str, closed: str = "", **streams: Any) -> Iterator[subprocess.Popen[bytes]]:
     """A server; `closed`: descriptors that it does not get, in the shell's words. Killed after PATIENCE."""
     command = ["sh", "-c", f'exec "$@" {closed}', "sh", sys.executable, "reference_server.py", *options]
-    with subprocess.Popen(command, cwd=ROOT, env=environment(), **streams) as one:
-        watchdog = threading.Timer(PATIENCE, one.kill)
-        watchdog.start()
-        try:
-            yield one
-        finally:
-            watchdog.cancel()
-            one.kill()
+    with subprocess.Popen(command, cwd=ROOT, env=environment(), **streams) as one, killed_at_last(one):
+        yield one
 
 
 def test_an_unread_log_loses_no_answer_and_tells_what_it_dropped() -> None:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support import PATIENCE, HastyClock, Lines, eventually, message
+from support import PATIENCE, HastyClock, Lines, eventually, killed_at_last, message
 
 import reference_server
 from reference_server import (
@@ -571,14 +571,8 @@ def process(*arguments: str, **environment: str) -> Iterator[subprocess.Popen[by
     """A server over its real stdin and stdout; killed if it takes longer than PATIENCE."""
     pipe = subprocess.PIPE
     with subprocess.Popen([sys.executable, "-X", "dev", *arguments], cwd=ROOT, stdin=pipe, stdout=pipe, stderr=pipe,
-                          env=os.environ | {"PYTHONPATH": str(ROOT)} | environment) as one:
-        watchdog = threading.Timer(PATIENCE, one.kill)
-        watchdog.start()
-        try:
-            yield one
-        finally:
-            watchdog.cancel()
-            one.kill()
+                          env=os.environ | {"PYTHONPATH": str(ROOT)} | environment) as one, killed_at_last(one):
+        yield one
 
 
 SERVER = ("-W", "error", "reference_server.py", "--stdio")

@@ -829,19 +829,25 @@ def test_a_task_that_expires_is_freed_and_its_work_stops(server, capsys):
     assert get(server, other)["status"] == "working"
 
 
+def too_late(monkeypatch, server, statement, task):
+    """What has become of the task between the two looks of tasks/update at it; the looks, as they come."""
+    find, looks = server.tasks.find, []
+
+    def look(request, rows):
+        looks.append(rows)
+        if len(looks) == 2:  # the second look is the one in the transaction
+            server.store.execute(statement, task)
+        return find(request, rows)
+
+    monkeypatch.setattr(server.tasks, "find", look)
+    return looks
+
+
 def test_a_task_that_expires_while_it_is_answered_is_unknown(server, monkeypatch, log):
     """MUST (Tasks Extension › Protocol Errors): -32602 for a task that is gone, whenever it went."""
     task = create(server, "asks", capabilities=CAN_ASK)
     wait_for(server, task, "input_required")
-    find, looks = server.tasks.find, []
-
-    def too_late(request, rows):
-        looks.append(rows)
-        if len(looks) == 2:  # the second look is the one in the transaction
-            server.store.execute("DELETE FROM tasks WHERE id = ?", task)
-        return find(request, rows)
-
-    monkeypatch.setattr(server.tasks, "find", too_late)
+    looks = too_late(monkeypatch, server, "DELETE FROM tasks WHERE id = ?", task)
     assert update(server, task, {"a": {"action": "decline"}})["error"]["code"] == -32602
     assert len(looks) == 2 and not server.tasks.running
     assert "Traceback" not in log.text
@@ -851,15 +857,7 @@ def test_a_task_that_is_cancelled_while_it_is_answered_stays_cancelled(server, m
     """Choice: cancelling is final: what is written was read in the same transaction."""
     task = create(server, "asks", capabilities=CAN_ASK)
     wait_for(server, task, "input_required")
-    find, looks = server.tasks.find, []
-
-    def too_late(request, rows):
-        looks.append(rows)
-        if len(looks) == 2:  # the second look is the one in the transaction
-            server.store.execute("UPDATE tasks SET status = 'cancelled' WHERE id = ?", task)
-        return find(request, rows)
-
-    monkeypatch.setattr(server.tasks, "find", too_late)
+    too_late(monkeypatch, server, "UPDATE tasks SET status = 'cancelled' WHERE id = ?", task)
     assert is_acknowledgement(server, update(server, task, {"a": accept("1"), "b": accept("2")}))
     monkeypatch.undo()
     assert get(server, task)["status"] == "cancelled"
