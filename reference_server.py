@@ -71,7 +71,7 @@ import sqlite3
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from fractions import Fraction
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -808,8 +808,6 @@ def compile_schema(schema: Any, name: str = "the schema") -> Check:
     What it says is to be put behind the value's name: ".month is required", " must be of type string". ValueError,
     with the place, for what is no schema of JSON Schema 2020-12 or says what is not checked here.
     """
-    if isinstance(schema, dict) and "$id" in schema:  # which a part of a schema may not have
-        schema = {key: value for key, value in schema.items() if key != "$id"}
     return compile_at(name, schema, (schema, {}))
 
 
@@ -817,35 +815,62 @@ def compile_at(path: str, schema: Any, whole: Whole, behind: tuple[str, ...] = (
     """The function of a schema at its place. `behind`: members of $defs that lead here with the same value."""
     if not isinstance(schema, dict):
         if isinstance(schema, bool):
-            return check_kinds(*TYPES) if schema else (lambda value: " is not known here")
+            return any_kind if schema else (lambda value: " is not known here")
         raise ValueError(f"{path} must be of type object or boolean")
-    used = {}
-    for keyword, argument in schema.items():
-        if keyword not in KEYWORDS:
-            raise ValueError(f"{path}.{keyword} is not known here (see checks_own_arguments)")
-        check_argument, make = KEYWORDS[keyword]
-        if problem := check_argument(argument):
-            raise ValueError(f"{path}.{keyword}{problem}")
-        used[make] = argument
     kinds = schema.get("type", TYPES)
-    check = check_kinds(kinds) if isinstance(kinds, str) else check_kinds(*kinds)
+    check_kind = ONE_KIND.get(kinds) if type(kinds) is str else any_kind if kinds is TYPES else None
+    if check_kind is None:
+        if problem := check_type(kinds):
+            raise ValueError(f"{path}.type{problem}")
+        check_kind = check_kinds(*kinds)
+    if len(schema) == 1 and kinds is not TYPES:  # most members
+        return check_kind
+    used = {}  # one function may see to several keywords
+    for keyword, argument in schema.items():
+        try:
+            passing, check_argument, make = KEYWORDS[keyword]
+        except KeyError:
+            if keyword == "$id" and schema is whole[0]:  # which a part of a schema may not have
+                continue
+            raise ValueError(f"{path}.{keyword} is not known here (see checks_own_arguments)") from None
+        if type(argument) not in passing and (problem := check_argument(argument)):
+            raise ValueError(f"{path}.{keyword}{problem}")
+        if make:
+            used[make] = argument
+    check = any_kind
     for make, argument in used.items():
-        if make and (check_keyword := make(argument, path, schema, whole, behind)):
-            check = both(check, check_keyword)
-    return check
+        if one := make(argument, path, schema, whole, behind):
+            check = one if check is any_kind else both(check, one)
+    if check is any_kind or check_kind is any_kind:
+        return check_kind if check is any_kind else check
+    passing = PASSING[check_kind]
+    return lambda value: check(value) if type(value) in passing else check_kind(value) or check(value)
 
 
 def both(first: Check, second: Check) -> Check:
     """One check of two."""
-    return second if first is any_kind else lambda value: first(value) or second(value)
+    return lambda value: first(value) or second(value)
+
+
+PASSING: dict[Check, set[type]] = {}  # of a check of the type alone: the types that pass, which it need not be asked
+
+
+def with_passing(check: Check) -> tuple[Collection[type], Check]:
+    """A check, and before it the types whose values pass it unasked."""
+    return PASSING.get(check, ()), check
 
 
 @functools.cache  # a type is all that most members must have
 def check_kinds(*kinds: str) -> Check:
     """`type`, with which all begins."""
     types, problem = {one for kind in kinds for one in TYPES[kind]}, f" must be of type {' or '.join(kinds)}"
-    return lambda value: None if type(value) in types or (  # to JSON Schema 42.0 is an integer
-        "integer" in kinds and type(value) is float and value.is_integer()) else problem
+
+    def check(value: Any) -> str | None:
+        fits = type(value) in types or ("integer" in kinds and type(value) is float and value.is_integer())
+        return None if fits else problem  # to JSON Schema 42.0 is an integer
+
+    PASSING[check] = types
+    return check
 
 
 def limit(schema: Json, types: tuple[type, ...], breaks: Callable[[Any, Any], Any], words: str) -> Row:
@@ -894,6 +919,12 @@ def check_enum(values: list[Any], *place: Any) -> Check:
     return lambda value: None if (value in texts if type(value) is str else canonical(value) in others) else problem
 
 
+def check_unique(wanted: bool, *place: Any) -> Check | None:
+    """`uniqueItems`."""
+    return (lambda value: " must have no two equal items" if type(value) is list and (
+        1 < len(value) > len(set(map(canonical, value)))) else None) if wanted else None
+
+
 def check_pattern(pattern: str, path: str, *place: Any) -> Check:
     """As `re` has it, but for ECMA-262's `$`, the very end of the text, and `\\d`, an ASCII digit."""
     try:
@@ -907,9 +938,16 @@ def check_pattern(pattern: str, path: str, *place: Any) -> Check:
 def check_members(argument: Any, path: str, schema: Json, whole: Whole, behind: Any) -> Check:
     """`required`, `propertyNames`, `properties`, and `additionalProperties` for the others."""
     required, properties = schema.get("required", ()), schema.get("properties", {})
-    checks = {name: compile_at(f"{path}.properties.{name}", inner, whole) for name, inner in properties.items()}
-    check_name, check_other = [compile_at(f"{path}.{one}", schema[one], whole) if one in schema else None
-                               for one in ("propertyNames", "additionalProperties")]
+    if len({name for name in required if type(name) is str}) < len(required):
+        raise ValueError(f"{path}.required{check_names(required)}")
+    check_name, others, members = any_kind, WHATEVER, {}
+    if "propertyNames" in schema:
+        check_name = compile_at(f"{path}.propertyNames", schema["propertyNames"], whole)
+    if "additionalProperties" in schema:
+        others = with_passing(compile_at(f"{path}.additionalProperties", schema["additionalProperties"], whole))
+    for name, inner in properties.items():
+        one = compile_at(f"{path}.properties.{name}", inner, whole)
+        members[name] = PASSING.get(one, ()), one
 
     def check(value: Any) -> str | None:
         if type(value) is not dict:
@@ -918,9 +956,10 @@ def check_members(argument: Any, path: str, schema: Json, whole: Whole, behind: 
             if name not in value:
                 return f".{name} is required"
         for name, inner in value.items():
-            if (check_inner := checks.get(name, check_other)) and (problem := check_inner(inner)):
+            passing, check_inner = members.get(name, others)
+            if type(inner) not in passing and (problem := check_inner(inner)):
                 return f".{name[:100]}{problem}"
-        if check_name:
+        if check_name is not any_kind:
             for name in value:
                 if problem := check_name(name):
                     return f".{name[:100]}{problem}"
@@ -931,12 +970,14 @@ def check_members(argument: Any, path: str, schema: Json, whole: Whole, behind: 
 
 def check_items(argument: Any, path: str, schema: Json, whole: Whole, behind: Any) -> Check:
     """`prefixItems`, and `items` for those behind them."""
-    prefix, check_other = schema.get("prefixItems", ()), compile_at(f"{path}.items", schema.get("items", True), whole)
-    first = [compile_at(f"{path}.prefixItems[{index}]", one, whole) for index, one in enumerate(prefix)]
+    others = with_passing(compile_at(f"{path}.items", schema.get("items", True), whole))
+    prefix = [with_passing(compile_at(f"{path}.prefixItems[{index}]", one, whole))
+              for index, one in enumerate(schema.get("prefixItems", ()))]
 
     def check(value: Any) -> str | None:
         for index, item in enumerate(value if type(value) is list else ()):
-            if problem := first[index](item) if index < len(first) else check_other(item):
+            passing, check_item = prefix[index] if index < len(prefix) else others
+            if type(item) not in passing and (problem := check_item(item)):
                 return f"[{index}]{problem}"
         return None
 
@@ -988,10 +1029,9 @@ ROWS: dict[str, Row] = {
        for what, types, words in COUNTED},
     "enum": (LIST, check_enum), "const": (True, lambda value, *place: check_enum([value])),
     "pattern": (TEXT, check_pattern),
-    "uniqueItems": limit(BOOLEAN, ARRAY, lambda value, wanted: wanted and len(set(map(canonical, value))) < len(value),
-                         "have no two equal items"),
+    "uniqueItems": (BOOLEAN, check_unique),
     "prefixItems": (SCHEMA_LIST, check_items), "items": (True, check_items),
-    "required": (TEXT_LIST | {"uniqueItems": True}, check_members), "properties": (OBJECT, check_members),
+    "required": (LIST, check_members), "properties": (OBJECT, check_members),
     "propertyNames": (True, check_members), "additionalProperties": (True, check_members),
     "allOf": combination("allOf", SCHEMA_LIST, lambda fit, count: fit == count, "all"),
     "anyOf": combination("anyOf", SCHEMA_LIST, lambda fit, count: fit > 0, "one of anyOf"),
@@ -1006,11 +1046,16 @@ ROWS: dict[str, Row] = {
 }
 TYPE: Json = {"enum": list(TYPES)}
 any_kind = check_kinds(*TYPES)  # of a schema that leaves it to its keywords
+ONE_KIND = {kind: check_kinds(kind) for kind in TYPES}  # of most
+WHATEVER = with_passing(any_kind)
 # What an argument's schema says must be a row above; `type` is the first.
-KEYWORDS: dict[str, Row] = {"type": (lambda kinds: None if kinds in TYPE["enum"] else check_type(kinds), None)}
-for keyword, row in ROWS.items():
-    KEYWORDS[keyword] = compile_schema(row[0], keyword), row[1]
-check_type: Check = compile_schema({"anyOf": [TYPE, LIST | {"items": TYPE, "minItems": 1, "uniqueItems": True}]})
+KEYWORDS: dict[str, tuple[Collection[type], Check, Callable[..., Check | None] | None]] = {
+    "type": (*WHATEVER, None)}
+for keyword, (argument_schema, maker) in ROWS.items():
+    check_argument = compile_schema(argument_schema, keyword)
+    KEYWORDS[keyword] = *with_passing(check_argument), maker
+check_type = compile_schema({"anyOf": [TYPE, LIST | {"items": TYPE, "minItems": 1, "uniqueItems": True}]})
+check_names = compile_schema(TEXT_LIST | {"uniqueItems": True})
 
 
 def takes(optional: Json | None = None, /, **required: Json) -> Json:

@@ -21,13 +21,16 @@ from typing import Any, NamedTuple
 KEEP_ALIVE = b":\n\n"
 # rfc9112 §7.1: a chunk of size zero and an empty trailer section end the body
 LAST_CHUNK = b"0\r\n\r\n"
-_ENCODER = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+_ENCODER = json.JSONEncoder(ensure_ascii=False, check_circular=False, allow_nan=False, separators=(",", ":"))
 
 
 def encode_json(message: Any) -> bytes:
     """One line of strict JSON in UTF-8. ValueError for what JSON cannot say (NaN, Infinity, a cycle)."""
-    # A lone surrogate has no UTF-8; what `backslashreplace` writes for it, \ud800, is JSON's own escape.
-    return _ENCODER.encode(message).encode("utf-8", "backslashreplace")
+    try:
+        # A lone surrogate has no UTF-8; what `backslashreplace` writes for it, \ud800, is JSON's own escape.
+        return _ENCODER.encode(message).encode("utf-8", "backslashreplace")
+    except RecursionError:
+        raise ValueError("it is nested too deeply, or contains itself") from None
 
 
 def frame_event(text: bytes) -> bytes:
@@ -89,10 +92,13 @@ MAX_DEPTH = 100  # choice: because what the parser can still read may be too dee
 def decode_json(data: bytes) -> Any:
     """The value of one JSON text. ValueError for anything that two readers could read differently."""
     # rfc8259 §8.1: between systems JSON is UTF-8. By itself json.loads takes UTF-16, NaN and repeated names too.
+    text = data.decode("utf-8").strip(" \t\n\r")
     try:
-        value = _DECODER.decode(data.decode("utf-8"))
+        value, end = _DECODER.raw_decode(text)
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
+    if end < len(text):
+        raise ValueError("more text follows the value")
     if data.count(b"[") + data.count(b"{") > MAX_DEPTH:
         level = [value]
         for _ in range(MAX_DEPTH):
