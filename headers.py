@@ -124,18 +124,14 @@ def _value_at(value: Any, path: Path) -> Any:
 
 
 def _single_value(fields: Fields, header: str) -> str:
-    return _checked_value(header, tuple(fields.get(header.lower(), ())))
-
-
-@functools.lru_cache(256)  # on a kept connection most headers are the same
-def _checked_value(header: str, values: tuple[str, ...]) -> str:
+    values = fields.get(header.lower(), ())
     # spec: Streamable HTTP › Server Validation: failures are a missing header and a value with invalid characters
     if not values:
         raise HeaderMismatch(f"{header} header is missing")
     # choice: repeats pass when all are equal, because then no two readers can disagree
     if len(values) > 1 and len(set(values)) > 1:
         raise HeaderMismatch(f"{header} header is repeated with other values: {_shown(', '.join(values))}")
-    if not VALUE.fullmatch(values[0]):
+    if not _is_value(values[0]):
         raise HeaderMismatch(f"{header} header value {_shown(values[0])} contains invalid characters")
     return values[0]
 
@@ -154,12 +150,15 @@ def _shown(value: Any) -> str:
 
 # ---- 2. Value encoding -----------------------------------------------------------------------------------------
 PREFIX, SUFFIX = "=?base64?", "?="
-# spec: Streamable HTTP › Value Encoding: value = *( VCHAR / SP / HTAB )
-VALUE = re.compile(r"[\x20-\x7e\t]*")
 #   plain = [ VCHAR [ *( VCHAR / SP ) VCHAR ] ]
 PLAIN = re.compile(r"(?:[!-~](?:[ -~]*[!-~])?)?")
 #   integer = [ "-" ] 1*16DIGIT [ "." 1*"0" ]
 INTEGER = re.compile(r"-?[0-9]{1,16}(?:\.0+)?")
+
+
+def _is_value(text: str) -> bool:
+    # spec: Streamable HTTP › Value Encoding: value = *( VCHAR / SP / HTAB )
+    return text.isascii() and (text.isprintable() or text.replace("\t", " ").isprintable())
 
 
 def encode_value(value: str | int | bool) -> str:
@@ -175,7 +174,7 @@ def encode_value(value: str | int | bool) -> str:
 @functools.lru_cache(256)
 def decode_value(text: str, what: str = "header") -> str:
     """The text behind a header's value; HeaderMismatch, naming `what`, for one that is malformed."""
-    if not VALUE.fullmatch(text):
+    if not _is_value(text):
         raise HeaderMismatch(f"{what} value {_shown(text)} contains invalid characters")
     # spec: Streamable HTTP › Value Encoding: the markers are case-sensitive and MUST appear exactly as shown
     if not (text.startswith(PREFIX) and text.endswith(SUFFIX)):
@@ -284,6 +283,7 @@ FIELD_LINE = re.compile(rf"(?=(?i:Mcp-)|[ -~\x80-\xff\t]*\Z)({TOKEN}):[ \t]*+([^
 
 class Head(NamedTuple):
     """What the head of a request says."""
+    octets: bytes  # before the blank line
     verb: str
     path: str  # of the request-target, without its query
     version: str  # "HTTP/1.1" or "HTTP/1.0"
@@ -293,7 +293,7 @@ class Head(NamedTuple):
     last: bool  # the connection ends after this request
 
 
-NO_HEAD = Head("", "", "HTTP/1.1", {}, None, 0, True)  # of a request that could not be read
+NO_HEAD = Head(b"", "", "", "HTTP/1.1", {}, None, 0, True)  # of a request that could not be read
 
 
 def check_head_so_far(received: bytes | bytearray) -> None:
@@ -321,7 +321,7 @@ def read_head(octets: bytes) -> Head:
     if absolute := ABSOLUTE_FORM.fullmatch(target):
         host, target = authority_name(absolute[1]), absolute[2] if absolute[2][:1] == "/" else "/" + absolute[2]
     last = version == "HTTP/1.0" or "close" in members(fields, "connection")
-    return Head(verb, target.partition("?")[0], version, fields, host, length, last)
+    return Head(octets, verb, target.partition("?")[0], version, fields, host, length, last)
 
 
 def members(fields: Fields, name: str) -> set[str]:

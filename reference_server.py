@@ -253,7 +253,7 @@ class Connection:
         self.outbox = Outbox(self.send_some, self.send_all, server.workers.run, self.caught_up)
         self.exchange: Endpoint | None = None  # the request that is being answered
         self.at_end = False  # the client sends no more
-        self.limit = ""  # the queue of deadlines in which it stands: idle, request, linger
+        self.limit = ""  # the queue of deadlines in which it stands: idle_timeout, request_timeout, linger_timeout
         self.arrived = 0  # octets since it stands there
 
     def read(self) -> None:
@@ -308,15 +308,13 @@ class Endpoint(BaseHTTPRequestHandler, Exchange):
 
     server: HttpServer
 
-    def __init__(self, connection: Connection, octets: bytes = b"", body: bytes = b"") -> None:
+    def __init__(self, connection: Connection, head: headers.Head = headers.NO_HEAD, body: bytes = b"") -> None:
         Exchange.__init__(self)
-        self.client, self.server, self.octets, self.body = connection, connection.server, octets, body
-        self.outbox = connection.outbox
-        self.head = headers.read_head(octets) if octets else headers.NO_HEAD
-        self.close_connection = self.head.last
-        self.writer = sse.ResponseWriter(self.head.version)
-        if self.server.wire and octets:
-            self.server.wire.show("-->", self, octets.decode("latin-1") + "\n" + body.decode("utf-8", "replace"))
+        self.client, self.server, self.outbox = connection, connection.server, connection.outbox
+        self.head, self.body, self.close_connection = head, body, head.last
+        self.writer = sse.ResponseWriter(head.version)
+        if self.server.wire and head.octets:
+            self.server.wire.show("-->", self, head.octets.decode("latin-1") + "\n" + body.decode("utf-8", "replace"))
 
     def handle_one_request(self) -> None:
         """Answers it. Whatever refuses it is an answer too."""
@@ -334,7 +332,7 @@ class Endpoint(BaseHTTPRequestHandler, Exchange):
         elif answer := respond(self.server.mcp, message, self, user, self.head.fields):  # 11 to 18
             self.send_answer_to_request(answer)
         elif self.parked:
-            self.octets = self.body = b""  # of a subscription's request nothing is kept
+            self.head, self.body = headers.NO_HEAD, b""  # of a subscription's request nothing is kept
         else:
             self.close_connection = True  # the client is gone
             if self.server.wire:
@@ -360,7 +358,7 @@ class Endpoint(BaseHTTPRequestHandler, Exchange):
             self.close_connection = True
             raise Rejection(503, "Too many connections", status=503, fields="Retry-After: 1\r\n",
                             rule="rfc9110 §15.6.4")
-        return headers.check_head(self.octets, self.server.policy)
+        return headers.check_head(self.head.octets, self.server.policy)
 
     def send_accepted(self, message: Json) -> None:
         """202: over HTTP only the closed stream cancels, so a notification changes nothing here."""
@@ -593,14 +591,15 @@ class Request:
     that failed. Everything else belongs to the thread that runs the method.
     """
 
+    reported: float | None = None  # the highest progress so far
+    state: Any = None  # what `input_required(state=…)` sealed in the round before
+
     def __init__(self, message: Json, exchange: Exchange, user: str) -> None:
         self.id, self.method, self.params = message["id"], message["method"], message.get("params", {})
         self.meta: Json = self.params.get("_meta", {})
         self.capabilities: Json = self.meta.get(CAPABILITIES_KEY, {})
         self.exchange, self.user = exchange, user
-        self.reported: float | None = None  # the highest progress so far
         self.responses: Json = self.params.get("inputResponses") or {}  # of a retry; in a task, all answers so far
-        self.state: Any = None  # what `input_required(state=…)` sealed in the round before
         self.asked: Json = {}  # the schemas of the forms that were asked for in that round
         self.held: Json = {}  # by method: the notification that came too fast to be sent
 
@@ -2377,9 +2376,9 @@ def add_weather(server: Server) -> None:
     """Two answers that come at once: as text, and as data with a schema."""
 
     def weather(location: str) -> Json:
-        number = hashlib.sha256(location.strip().lower().encode("utf-8", "replace")).digest()
-        return {"temperature": number[0] % 35 - 5, "conditions": ("sunny", "cloudy", "rainy", "windy")[number[1] % 4],
-                "humidity": 30 + number[2] % 60}
+        number = sum(map(ord, location.strip().lower()))
+        return {"temperature": number % 35 - 5, "conditions": ("sunny", "cloudy", "rainy", "windy")[number % 4],
+                "humidity": 30 + number % 60}
 
     @server.tool("get_weather", "The weather at a place, as text.", takes(location=TEXT), annotations=READS, quick=True)
     def get_weather(arguments: Json, request: Request) -> str:
@@ -2542,37 +2541,36 @@ class Inbox:
 
     def __init__(self, max_body: int) -> None:
         self.received, self.max_body = bytearray(), max_body
-        self.head: bytes | None = None  # of the request whose body is still coming
+        self.head: headers.Head | None = None  # of the request whose body is still coming
         self.chunks: sse.ChunkDecoder | None = None
         self.expected = False  # its client waits for a 100, or for a refusal, before it sends the body
 
-    def next_request(self) -> tuple[bytes, bytes] | None:
-        """The octets of a head (without its blank line) and a body, once both are whole. BadHead for broken framing."""
-        if self.head is None and not self.take_head():
+    def next_request(self) -> tuple[headers.Head, bytes] | None:
+        """A head and a body, once both are whole. BadHead for broken framing."""
+        if (head := self.head or self.take_head()) is None:
             return None
-        assert self.head is not None
-        length = headers.read_head(self.head).length
         if self.chunks:
             body = self.take_chunks(self.chunks)
+        elif len(self.received) < head.length:
+            body = None
         else:
-            body = bytes(self.received[:length]) if len(self.received) >= length else None
-            del self.received[: length if body is not None else 0]
+            body = bytes(self.received[: head.length])
+            del self.received[: head.length]
         if body is None:
             return None
-        head, self.head, self.chunks, self.expected = self.head, None, None, False
+        self.head, self.chunks, self.expected = None, None, False
         return head, body
 
-    def take_head(self) -> bool:
-        """Whether a head is there; it is checked, as far as it goes."""
+    def take_head(self) -> headers.Head | None:
+        """The next head, if it is there; what is there is checked, as far as it goes."""
         while self.received.startswith(b"\r\n"):  # rfc9112 §2.2: ignore empty lines before the request line
             del self.received[:2]
         end = self.received.find(b"\r\n\r\n")
         if end < 0:
             if self.received:
                 headers.check_head_so_far(self.received)
-            return False
-        octets = bytes(self.received[:end])
-        head = headers.read_head(octets)
+            return None
+        head = headers.read_head(bytes(self.received[:end]))
         if head.length > self.max_body:
             raise BadHead(413, f"A message may have at most {self.max_body} octets", "rfc9110 §15.5.14")
         if "expect" in head.fields and head.version == "HTTP/1.1":
@@ -2580,8 +2578,8 @@ class Inbox:
                 raise BadHead(417, "The only expectation served here is 100-continue", "rfc9110 §10.1.1")
             self.expected = True
         del self.received[: end + 4]
-        self.head, self.chunks = octets, sse.ChunkDecoder(self.max_body) if head.length == headers.CHUNKED else None
-        return True
+        self.head, self.chunks = head, sse.ChunkDecoder(self.max_body) if head.length == headers.CHUNKED else None
+        return head
 
     def take_chunks(self, chunks: sse.ChunkDecoder) -> bytes | None:
         """A body whose length is only known at its end."""
@@ -2734,7 +2732,7 @@ class HttpServer(HTTPServer):
         self.workers = Workers()
         self.connections: set[Connection] = set()
         self.deadlines: dict[str, collections.OrderedDict[Connection, float]] = {
-            limit: collections.OrderedDict() for limit in ("idle", "request", "linger")}
+            limit: collections.OrderedDict() for limit in ("idle_timeout", "request_timeout", "linger_timeout")}
         self.places = 0  # connections that count against the limit
         self.ready: collections.deque[Connection] = collections.deque()
         self.returned: collections.deque[Endpoint] = collections.deque()
@@ -2826,7 +2824,7 @@ class HttpServer(HTTPServer):
             self.places += connection.place
             self.connections.add(connection)
             self.selector.register(accepted, selectors.EVENT_READ, connection)
-            self.set_deadline(connection, "idle")
+            self.set_deadline(connection, "idle_timeout")
             self.take_in(connection)  # most clients have sent something by now
         return None
 
@@ -2841,7 +2839,7 @@ class HttpServer(HTTPServer):
         exchange = connection.exchange
         if connection.at_end:
             self.selector.unregister(connection.socket)
-        if connection.limit == "linger" or (exchange and exchange.parked):  # nothing counts any more but the end
+        if connection.limit == "linger_timeout" or (exchange and exchange.parked):  # nothing counts but the end
             connection.inbox.received.clear()
             if connection.at_end:
                 self.lose(connection, exchange)
@@ -2927,7 +2925,7 @@ class HttpServer(HTTPServer):
         elif connection.inbox.received or connection.at_end:
             self.ready.append(connection)
         else:
-            self.set_deadline(connection, "idle")
+            self.set_deadline(connection, "idle_timeout")
 
     def wait_for_more(self, connection: Connection) -> None:
         """No whole request is there yet: a client that expects 100 is told to go on, or refused before it does."""
@@ -2936,13 +2934,13 @@ class HttpServer(HTTPServer):
         if connection.inbox.expected:
             connection.inbox.expected = False
             try:
-                headers.check_head(connection.inbox.head or b"", self.policy)
+                headers.check_head((connection.inbox.head or headers.NO_HEAD).octets, self.policy)
             except Refused as refusal:
                 return self.refuse(connection, rejection_for(refusal))
             if not connection.inbox.received:
                 with contextlib.suppress(OSError):
                     connection.outbox.put(b"HTTP/1.1 100 Continue\r\n\r\n")
-        limit = "request" if connection.inbox.begun() else "idle"
+        limit = "request_timeout" if connection.inbox.begun() else "idle_timeout"
         if connection.limit != limit:
             self.set_deadline(connection, limit)
         return None
@@ -2950,7 +2948,7 @@ class HttpServer(HTTPServer):
     def refuse(self, connection: Connection, rejection: Rejection) -> None:
         """The last answer on a connection: nobody can tell where its next request begins, or whether it comes."""
         self.set_deadline(connection)
-        exchange = connection.exchange = self.RequestHandlerClass(connection, connection.inbox.head or b"")
+        exchange = connection.exchange = self.RequestHandlerClass(connection, connection.inbox.head or headers.NO_HEAD)
         exchange.quick = True
         if self.wire:
             self.wire.show("-->", exchange, connection.inbox.received[:65536].decode("latin-1"))
@@ -2967,8 +2965,9 @@ class HttpServer(HTTPServer):
             del self.deadlines[connection.limit][connection]
         connection.limit, connection.arrived = limit, 0
         if limit:
-            self.deadlines[limit][connection] = deadline = time.monotonic() + getattr(self, f"{limit}_timeout")
-            self.next_look = min(self.next_look, deadline)
+            self.deadlines[limit][connection] = deadline = time.monotonic() + getattr(self, limit)
+            if deadline < self.next_look:
+                self.next_look = deadline
 
     def expire(self, now: float) -> None:
         """Ends what has waited for too long."""
@@ -2977,14 +2976,14 @@ class HttpServer(HTTPServer):
             self.selector.register(self.socket, selectors.EVENT_READ)
         for limit, waiting in self.deadlines.items():
             while waiting and next(iter(waiting.values())) <= now:
-                (self.time_out if limit == "request" else self.drop)(next(iter(waiting)))
+                (self.time_out if limit == "request_timeout" else self.drop)(next(iter(waiting)))
         oldest = [next(iter(waiting.values())) for waiting in self.deadlines.values() if waiting]
         self.next_look = min([*oldest, self.resume_accepting])
 
     def time_out(self, connection: Connection) -> None:
         """A request that has not arrived in its time; what arrives slowly but steadily is given the same time again."""
         if connection.arrived > SLOWEST * self.request_timeout:
-            self.set_deadline(connection, "request")
+            self.set_deadline(connection, "request_timeout")
         else:
             self.refuse(connection, Rejection(None, "The request did not arrive in time", status=408,
                                               rule="rfc9110 §15.5.9"))
@@ -2998,7 +2997,7 @@ class HttpServer(HTTPServer):
         with contextlib.suppress(OSError):
             connection.socket.shutdown(socket.SHUT_WR)
         connection.inbox.received.clear()
-        self.set_deadline(connection, "linger")
+        self.set_deadline(connection, "linger_timeout")
         return None
 
     def drop(self, connection: Connection) -> None:
@@ -3023,7 +3022,7 @@ class HttpServer(HTTPServer):
         for connection in list(self.connections):
             if connection.exchange and not connection.exchange.parked:
                 connection.exchange.cancel("server stopped")
-            elif connection.exchange is None and connection.limit != "linger":
+            elif connection.exchange is None and connection.limit != "linger_timeout":
                 self.drop(connection)
         while self.connections and time.monotonic() < deadline:
             self.turn(0.02)
@@ -3352,12 +3351,11 @@ log_writer = LogWriter()
 
 def log(text: str, prefix: str = "[ref] ", suffix: str = "") -> None:
     """One event, one line on stderr; nothing that comes from outside can break or forge a line, or flood the screen."""
-    shown = text[:MAX_LOG_LINE]
-    if not shown.isprintable():
-        shown = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in shown)[:MAX_LOG_LINE]
-    if len(text) > MAX_LOG_LINE or len(shown) == MAX_LOG_LINE:
-        shown += f"… ({len(text)} characters)"
-    log_writer.put(f"{prefix}{shown}{suffix}\n")
+    if not text.isprintable() or len(text) > MAX_LOG_LINE:
+        shown = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text[:MAX_LOG_LINE])
+        cut = f"… ({len(text)} characters)" if max(len(text), len(shown)) > MAX_LOG_LINE else ""
+        text = shown[:MAX_LOG_LINE] + cut
+    log_writer.put(f"{prefix}{text}{suffix}\n")
 
 
 def log_fault(fault: BaseException) -> None:

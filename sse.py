@@ -22,13 +22,17 @@ KEEP_ALIVE = b":\n\n"
 # rfc9112 §7.1: a chunk of size zero and an empty trailer section end the body
 LAST_CHUNK = b"0\r\n\r\n"
 _ENCODER = json.JSONEncoder(ensure_ascii=False, check_circular=False, allow_nan=False, separators=(",", ":"))
+# What JSONEncoder.encode makes anew for each message; without markers, so that a cycle ends as a RecursionError
+_MAKE: Any = getattr(json.encoder, "c_make_encoder", None)
+_pieces: Any = _ENCODER.iterencode if _MAKE is None else _MAKE(
+    None, _ENCODER.default, json.encoder.encode_basestring, None, ":", ",", False, False, False)
 
 
 def encode_json(message: Any) -> bytes:
     """One line of strict JSON in UTF-8. ValueError for what JSON cannot say (NaN, Infinity, a cycle)."""
     try:
         # A lone surrogate has no UTF-8; what `backslashreplace` writes for it, \ud800, is JSON's own escape.
-        return _ENCODER.encode(message).encode("utf-8", "backslashreplace")
+        return "".join(_pieces(message, 0)).encode("utf-8", "backslashreplace")
     except RecursionError:
         raise ValueError("it is nested too deeply, or contains itself") from None
 

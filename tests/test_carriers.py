@@ -60,7 +60,7 @@ def take(inbox: Inbox, pieces: list[bytes]) -> Taken:
     for piece in pieces:
         inbox.received += piece
         while (one := inbox.next_request()) is not None:
-            found.append(one)
+            found.append((one[0].octets, one[1]))
     return found
 
 
