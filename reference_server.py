@@ -1291,9 +1291,11 @@ class Server:
 
     def is_quick(self, method: str, name: Any = None) -> bool:
         """Whether it is answered at once from memory, judged by method and name (over HTTP: their mirrored headers)."""
-        entry = self.named[method].get(name) if method in self.named else None
-        waits = not (entry and entry.quick) if method in self.named else method in WAITING
-        return self.compares_headers and not waits
+        if (table := self.named.get(method)) is None:
+            quick = method not in WAITING
+        else:
+            quick = name in table and table[name].quick
+        return quick and self.compares_headers
 
     def offers(self, method: str) -> bool:
         """Whether there is such a method, and anything registered that it could serve."""
@@ -2897,8 +2899,8 @@ class HttpServer(HTTPServer):
             exchange.close_connection = True
         if not exchange.quick:
             return self.give_back(exchange)
-        took, name = time.monotonic() - exchange.began, exchange.head.fields.get("mcp-name")
-        if name and took > SLOW_QUICK:  # its author is told
+        took = time.monotonic() - exchange.began
+        if took > SLOW_QUICK and (name := exchange.head.fields.get("mcp-name")):  # its author is told
             log(f"{name[0][:200]} is registered as quick, and has held up everybody for {1000 * took:.0f} ms")
         return self.go_on(exchange)
 
@@ -3288,13 +3290,13 @@ MAX_LOG_LINES, MAX_LOG_LINE = 10_000, 2_000  # lines that may wait; characters i
 class LogWriter:
     """stderr, for which nobody waits: lines queue here, one thread writes them, what is too much is dropped.
 
-    `lock` guards the attributes, and is held for moments only; a line wakes the writer.
+    `lock` guards `dropped` and `running`, and is held for moments only; a line wakes the writer.
     """
 
     def __init__(self, descriptor: int = 2) -> None:
         self.descriptor = descriptor
         self.lock = threading.Lock()
-        self.lines: list[str] = []
+        self.lines: collections.deque[str] = collections.deque()  # anybody adds, the writer takes
         self.dropped = 0
         self.wake = threading.Event()
         self.running = False  # there is a writer
@@ -3302,25 +3304,31 @@ class LogWriter:
 
     def put(self, line: str) -> None:
         """Adds a line, and returns at once."""
-        with self.lock:
-            if len(self.lines) >= MAX_LOG_LINES:
+        if len(self.lines) >= MAX_LOG_LINES:
+            with self.lock:
                 self.dropped += 1
-                return
-            self.lines.append(line)
-            if not self.running:
-                with contextlib.suppress(RuntimeError):  # no thread to be had: the lines wait for the next one's
-                    threading.Thread(target=self.run, name="log writer", daemon=True).start()
-                    self.running = True
+            return
+        self.lines.append(line)
+        if not self.running:
+            self.start()
         if not self.wake.is_set():
             self.wake.set()
+
+    def start(self) -> None:
+        """Makes the writer, once."""
+        with self.lock, contextlib.suppress(RuntimeError):  # no thread to be had: the lines wait for the next one's
+            if not self.running:
+                threading.Thread(target=self.run, name="log writer", daemon=True).start()
+                self.running = True
 
     def run(self) -> None:
         """The log writer: a line after a pause goes out at once; those of a burst are gathered for 10 ms."""
         while self.wake.wait():
             self.wake.clear()
+            self.busy = True
+            lines = [self.lines.popleft() for _ in range(len(self.lines))]
             with self.lock:
-                lines, self.lines, dropped, self.dropped = self.lines, [], self.dropped, 0
-                self.busy = True
+                dropped, self.dropped = self.dropped, 0
             if dropped:
                 lines.append(f"[ref] {dropped} log lines were dropped: nobody read them in time\n")
             for start in range(0, len(lines), 500):
