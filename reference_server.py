@@ -72,7 +72,6 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from fractions import Fraction
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from socketserver import TCPServer
@@ -924,6 +923,14 @@ def check_unique(wanted: bool, *place: Any) -> Check | None:
         1 < len(value) > len(set(map(canonical, value)))) else None) if wanted else None
 
 
+def check_multiple(step: float, *place: Any) -> Check:
+    """`multipleOf`, in decimal digits as they are written: 0.0075 is a multiple of 0.0001."""
+    from fractions import Fraction  # here, because few schemas need it and every start would wait for it
+
+    exact, problem = Fraction(str(step)), f" must be a multiple of {step}"
+    return lambda value: problem if type(value) in NUMBER and Fraction(str(value)) % exact else None
+
+
 def check_pattern(pattern: str, path: str, *place: Any) -> Check:
     """As `re` has it, but for ECMA-262's `$`, the very end of the text, and `\\d`, an ASCII digit."""
     try:
@@ -1019,9 +1026,7 @@ ROWS: dict[str, Row] = {
     "maximum": limit(SOME_NUMBER, NUMBER, operator.gt, "be at most {}"),
     "exclusiveMinimum": limit(SOME_NUMBER, NUMBER, operator.le, "be more than {}"),
     "exclusiveMaximum": limit(SOME_NUMBER, NUMBER, operator.ge, "be less than {}"),
-    # in decimal digits, as they are written: 0.0075 is a multiple of 0.0001
-    "multipleOf": limit(SOME_NUMBER | {"exclusiveMinimum": 0}, NUMBER,
-                        lambda value, step: Fraction(str(value)) % Fraction(str(step)), "be a multiple of {}"),
+    "multipleOf": (SOME_NUMBER | {"exclusiveMinimum": 0}, check_multiple),
     **{"min" + what: limit(COUNT, types, lambda value, least: len(value) < least, f"have at least {{}} {words}")
        for what, types, words in COUNTED},
     **{"max" + what: limit(COUNT, types, lambda value, most: len(value) > most, f"have at most {{}} {words}")
