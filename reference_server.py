@@ -1751,7 +1751,7 @@ class Store:
         self.path = os.path.realpath(path) if self.shared else path
         self.committed, self.closing = threading.Event(), threading.Event()  # the first wakes the keeper
         self.running: dict[str, TaskRequest] = {}  # what `Tasks` has running on this instance
-        self.lock, self.inside, self.life = threading.RLock(), False, -1
+        self.lock, self.life = threading.RLock(), -1
         with contextlib.suppress(OSError):
             if self.shared:  # SQLite gives the files that it makes beside it the same mode
                 os.close(os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
@@ -1821,16 +1821,15 @@ class Store:
         try:
             if self.closing.is_set():
                 raise StoreTrouble("the server stops")
-            if self.inside:
+            if self.db.in_transaction:
                 yield
                 return
             self.run(self.db, "BEGIN IMMEDIATE", deadline=deadline)
-            self.inside, before = True, self.db.total_changes
+            before = self.db.total_changes
             try:
                 yield
                 self.run(self.db, "COMMIT", deadline=deadline)
             finally:
-                self.inside = False
                 if self.db.in_transaction:
                     self.run(self.db, "ROLLBACK")
             if self.db.total_changes != before:
@@ -1992,7 +1991,6 @@ class TaskRequest(Request):
         self.tasks, self.row, self.saved, self.state, self.reported = tasks, row, saved, saved["state"], row["done"]
         self.answers: Json = json.loads(row["answers"])
         self.responses = saved["responses"] | self.answers
-        self.over = False  # the function has ended; threads that it has left behind are not heard any more
 
     def record(self, **columns: Any) -> None:
         """Changes the row if it is still this run's; otherwise the run ends, by Cancelled."""
@@ -2011,7 +2009,7 @@ class TaskRequest(Request):
 
     def report(self, done: float, total: float | None, message: str | None) -> None:
         """Records the step, so that the next run can go on after it; one that cannot be written is dropped."""
-        if not self.over:
+        if not self.exchange.over:
             with state_trouble_logged(f"step {done:g} of task {self.id} is not recorded"):
                 self.record(done=done * 1.0, message=message or f"{done:g}" + (f" of {total:g}" if total else ""))
 
@@ -2173,14 +2171,11 @@ class Tasks:
         except BaseException as problem:
             if request.reason:
                 raise Cancelled(request.reason) from None
-            try:
-                return failed(rejection_for(problem))
-            except Exception as broken:  # what it says is no JSON
-                return failed(rejection_for(broken))
+            return failed(rejection_for(problem))
 
     def write(self, request: TaskRequest, columns: Json) -> None:
         """Writes down how a run has ended; while that cannot be done, again every second until the process ends."""
-        request.over = True
+        request.exchange.over = True  # threads that the function has left behind are not heard any more
         while not request.reason:
             try:
                 return request.record(**columns)
@@ -3317,16 +3312,16 @@ def log(text: str, prefix: str = "[ref] ", suffix: str = "") -> None:
 
 def log_fault(fault: BaseException) -> None:
     """The traceback of a fault, for whoever mends it: what led to it first, and a log line for each of its lines."""
-    one: traceback.TracebackException | None = traceback.TracebackException.from_exception(fault, limit=-20)
-    chain: list[traceback.TracebackException] = []
+    one: BaseException | None = fault
+    chain: list[BaseException] = []
     while one and len(chain) < 10:
         chain.append(one)
         one = one.__cause__ or (None if one.__suppress_context__ else one.__context__)
     for one in reversed(chain):
         log("Traceback (most recent call last):")
-        for line in "".join(one.stack.format()).splitlines():
+        for line in "".join(traceback.format_tb(one.__traceback__, limit=-20)).splitlines():
             log(line)
-        log("".join(one.format_exception_only()).rstrip())
+        log("".join(traceback.format_exception_only(one)).rstrip())
 
 
 # ---- the command line ------------------------------------------------------------------------------------------
@@ -3336,11 +3331,9 @@ def number_between(low: float, high: float, kind: Callable[[str], Any] = float) 
     """The type of an option whose value lies between two numbers; argparse puts the option's name before the words."""
 
     def parse(text: str) -> Any:
-        try:
+        with contextlib.suppress(ValueError):
             if low <= (value := kind(text)) <= high:
                 return value
-        except ValueError:
-            pass
         whole = "whole " if kind is int else ""
         raise argparse.ArgumentTypeError(f"{text!r} is not a {whole}number from {low:g} to {high:.0f}")
 
