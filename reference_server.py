@@ -2001,9 +2001,9 @@ class TaskRequest(Request):
                 f"UPDATE tasks SET {names}, deaths = 0, updated = ? WHERE {mine} RETURNING id", *columns.values(),
                 time.time(), self.id, self.row["owner"], self.row["run"])
             if changed:
-                store.tell("task", str(self.id))
+                store.tell("task", self.id)
         if not changed:
-            self.tasks.stop_lost([str(self.id)])
+            self.tasks.stop_lost([self.id])
             self.cancel("no longer this worker's")  # if the task is already in its next run here
             raise Cancelled(self.reason)
 
@@ -2095,12 +2095,12 @@ class Tasks:
             return None
         complete = asked.keys() <= answers.keys() | new.keys()
         mine = complete and row["tool"] in self.server.tools  # otherwise an instance that knows it takes it up
-        self.store.execute(
-            "UPDATE tasks SET answers = ?, updated = ?, status = ?, owner = ?, run = run + ? WHERE id = ?",
+        rows = self.store.execute(
+            "UPDATE tasks SET answers = ?, updated = ?, status = ?, owner = ?, run = run + ? WHERE id = ? RETURNING *",
             json.dumps(answers | new), time.time(), "working" if complete else "input_required",
             self.store.instance if mine else None, int(mine), row["id"])
         self.store.tell("task", row["id"])
-        return self.store.execute("SELECT * FROM tasks WHERE id = ?", row["id"])[0] if mine else None
+        return rows[0] if mine else None
 
     def cancel(self, request: Request) -> Json:
         """tasks/cancel: stops the work, wherever it runs; a finished task stays as it is."""
@@ -2141,14 +2141,14 @@ class Tasks:
         if (request := gate.get()) is None:
             return
         try:
-            self.stop_lost([str(request.id)])  # for what has become of it before it could be stopped
+            self.stop_lost([request.id])  # for what has become of it before it could be stopped
             self.write(request, self.run(request))
         except Cancelled as gone:
             log(f"{cancelled_line(request)} ({gone})")
         finally:
             with self.lock:
-                if self.running[str(request.id)] is request:  # and not the next run of the same task
-                    del self.running[str(request.id)]
+                if self.running[request.id] is request:  # and not the next run of the same task
+                    del self.running[request.id]
 
     def run(self, request: TaskRequest) -> Json:
         """The columns that say how the run has ended: however the function ends, as a call would have ended."""
@@ -2989,9 +2989,8 @@ class Wire:
 
     def __init__(self) -> None:
         self.numbers = itertools.count(1)
-        self.colours = {"-->": "\033[36m", "<--": "\033[33m", "--x": "\033[33m"}
-        if os.environ.get("NO_COLOR") or not os.isatty(2) or os.name == "nt":  # not every window there knows them
-            self.colours = {}
+        plain = os.environ.get("NO_COLOR") or not os.isatty(2) or os.name == "nt"  # not every window there knows them
+        self.colours = {} if plain else {"-->": "\033[36m", "<--": "\033[33m", "--x": "\033[33m"}
 
     def show(self, arrow: str, exchange: Any, text: str) -> None:
         """The lines of a text, each with an arrow, the request's number, milliseconds since it had come."""
@@ -3027,8 +3026,13 @@ class StdioExchange(Exchange):
         super().emit(message)
 
     def send_message(self, text: bytes) -> None:
-        """One message, one line."""
-        self.transport.send(text, self)
+        """One line, or several; the reader's own wait until it has taken all lines that it has."""
+        if self.transport.wire:
+            self.transport.wire.show("<--", self, text.decode("utf-8", "replace"))
+        if self.quick and not self.parked and threading.current_thread().name == "stdio reader":
+            self.transport.answers.append(text)
+        else:
+            self.transport.write(text + b"\n")
 
     def answer(self, text: bytes) -> None:
         """The response, unless the request has been cancelled. Its id is free before it goes out."""
@@ -3176,15 +3180,6 @@ class StdioTransport:
         elif not exchange.parked:
             self.exchanges.pop(exchange.key, None)
 
-    def send(self, text: bytes, exchange: StdioExchange) -> None:
-        """One line, or several; the reader's own wait until it has taken all lines that it has."""
-        if self.wire:
-            self.wire.show("<--", exchange, text.decode("utf-8", "replace"))
-        if exchange.quick and not exchange.parked and threading.current_thread().name == "stdio reader":
-            self.answers.append(text)
-        else:
-            self.write(text + b"\n")
-
     def write(self, octets: bytes) -> None:
         """Puts whole lines out."""
         try:
@@ -3305,7 +3300,7 @@ def log(text: str, prefix: str = "[ref] ", suffix: str = "") -> None:
     shown = text[:MAX_LOG_LINE]
     if not shown.isprintable():
         shown = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in shown)[:MAX_LOG_LINE]
-    if len(text) > MAX_LOG_LINE or len(shown) == MAX_LOG_LINE:
+    if len(shown) == MAX_LOG_LINE:
         shown += f"… ({len(text)} characters)"
     log_writer.put(f"{prefix}{shown}{suffix}\n")
 
