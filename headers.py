@@ -5,12 +5,12 @@ without parsing its body. These mirrored headers are worth something only if who
 Below are both sides of a mirrored header (1), the encoding of its value (2), the x-mcp-header annotations of a
 tool's schema (3), the head of an HTTP request (4), the verdict on it (5), and what its field values mean (6).
 
-`BadHead` is a head that HTTP forbids, `Refused` one that this server does not serve, `HeaderMismatch` a mirrored
-header that is missing, malformed or not what the body says; each names the rule that it rests on. `ValueError` (with
-the reason) is anything else. Nothing here touches a socket or keeps state.
+What is refused raises `HeaderMismatch`, `Refused` or `BadHead`, each of which names the rule that it rests on; anything
+else is a `ValueError` with the reason. Nothing here touches a socket or keeps state.
 """
 
 import base64
+import contextlib
 import datetime
 import functools
 import ipaddress
@@ -26,9 +26,7 @@ SAFE_INTEGER = 2**53 - 1  # beyond it, JSON parsers that use floats see neighbou
 
 class HeaderMismatch(ValueError):
     """A mirrored header is missing, malformed, or differs from the body; the text says which and how."""
-    def __init__(self, reason: str, rule: str = "Streamable HTTP › Server Validation") -> None:
-        super().__init__(reason)
-        self.rule = rule
+    rule = "Streamable HTTP › Server Validation"
 
 
 class Refused(ValueError):
@@ -163,8 +161,7 @@ def _is_value(text: str) -> bool:
 
 def encode_value(value: str | int | bool) -> str:
     """A value as a header carries it: as it is where HTTP keeps it intact, else `=?base64?…?=`."""
-    text = _text_form(value)
-    if text is None:
+    if (text := _text_form(value)) is None:
         raise ValueError(f"a header cannot carry {_shown(value)}")
     # spec: Streamable HTTP › Value Encoding: MUST also encode a plain value that matches the sentinel pattern
     matches = text.startswith(PREFIX) and text.endswith(SUFFIX)
@@ -179,14 +176,12 @@ def decode_value(text: str, what: str = "header") -> str:
     # spec: Streamable HTTP › Value Encoding: the markers are case-sensitive and MUST appear exactly as shown
     if not (text.startswith(PREFIX) and text.endswith(SUFFIX)):
         return text
-    try:
+    with contextlib.suppress(ValueError):
         value = base64.b64decode(text[len(PREFIX) : -len(SUFFIX)], validate=True).decode("utf-8")
-    except ValueError:
-        value = None
-    # rfc4648 §3.5: several spellings decode to one value but one is canonical, so encode again and compare
-    if value is None or _encoded(value) != text:
-        raise HeaderMismatch(f"{what} value {_shown(text)} is not canonical base64 of UTF-8 text")
-    return value
+        # rfc4648 §3.5: several spellings decode to one value but one is canonical, so encode again and compare
+        if _encoded(value) == text:
+            return value
+    raise HeaderMismatch(f"{what} value {_shown(text)} is not canonical base64 of UTF-8 text")
 
 
 def _encoded(text: str) -> str:
@@ -333,15 +328,13 @@ def parse_head(head: bytes) -> tuple[str, str, str, Fields]:
     """The octets before the blank line as (verb, request-target, "HTTP/1.1" or "HTTP/1.0", fields)."""
     check_head_so_far(head)
     start_line, *lines = head.decode("latin-1").removeprefix("\r\n").split("\r\n")
-    start = REQUEST_LINE.fullmatch(start_line)
-    if start is None or start[3] != "1":
+    if (start := REQUEST_LINE.fullmatch(start_line)) is None or start[3] != "1":
         raise BadHead(505 if start else 400, f"{_shown(start_line)} is not a request line of HTTP/1.1",
                       "rfc9110 §15.6.6" if start else "rfc9112 §3")
     fields: Fields = {}
     for line in lines:
         # white space before the colon, folded lines, bare CR and NUL do not match
-        field = FIELD_LINE.fullmatch(line)
-        if field is None:
+        if (field := FIELD_LINE.fullmatch(line)) is None:
             name = HEADER_NAME.match(line)  # the rest may be a secret
             raise BadHead(400, f"a line that begins with {_shown(name[0] if name else '')} is not a field line",
                           "rfc9112 §5")
@@ -413,23 +406,20 @@ def check_origin(head: Head, policy: Policy) -> None:
                       "Streamable HTTP › Security & Endpoint")
     # choice: Host must be an address, localhost or an allowed origin's host, because DNS rebinding needs a name.
     if head.host and not host_allowed(head.host, policy.hosts):
-        raise Refused(403, "This Host is not served here (see --allow-origin)",
-                      "Streamable HTTP › Security & Endpoint")
+        raise Refused(403, "This Host is not served here (see --allow-origin)", "Streamable HTTP › Security & Endpoint")
 
 
 def cors_lines(head: Head, policy: Policy) -> str:
     """The field lines that let a page of an allowed origin read the answer; none for other clients."""
     origin = ", ".join(head.fields.get("origin", ()))
-    return (f"Access-Control-Allow-Origin: {origin}\r\nVary: Origin\r\n"
-            "Access-Control-Expose-Headers: Retry-After, WWW-Authenticate\r\n"
-            ) if origin and origin_allowed(origin, policy.origins) else ""
+    return ("" if not origin_allowed(origin, policy.origins) else f"Access-Control-Allow-Origin: {origin}\r\n"
+            "Vary: Origin\r\nAccess-Control-Expose-Headers: Retry-After, WWW-Authenticate\r\n")
 
 
 def preflight_lines(fields: Fields) -> str:
     """The answer to a preflight: the MCP headers, and the Mcp-Param-* that it asks for."""
-    names = ["Content-Type", "Accept", "Authorization", "MCP-Protocol-Version", "Mcp-Method", "Mcp-Name"]
-    asked = ",".join(fields.get("access-control-request-headers", ()))
-    names += re.findall(r"(?i)\bmcp-param-[!#$%&'*+.^_`|~0-9a-z-]+", asked)
+    asked = re.findall(rf"(?i)\bmcp-param-{TOKEN}", ",".join(fields.get("access-control-request-headers", ())))
+    names = ["Content-Type", "Accept", "Authorization", "MCP-Protocol-Version", "Mcp-Method", "Mcp-Name", *asked]
     return (f"Access-Control-Allow-Methods: POST\r\nAccess-Control-Allow-Headers: {', '.join(names)}\r\n"
             "Access-Control-Max-Age: 600\r\n")
 
@@ -478,23 +468,19 @@ def host_allowed(name: str, extra: Collection[str]) -> bool:
     """Whether a client may call this server by that name: localhost, an IP address, or one of `extra`."""
     if name == "localhost" or name in extra:
         return True
-    try:
-        # choice: any address is allowed, because DNS rebinding needs a name under its author's control
+    with contextlib.suppress(ValueError):
         return bool(ipaddress.IPv6Address(name[1:-1]) if name[:1] == "[" else ipaddress.IPv4Address(name))
-    except ValueError:
-        return False
+    return False
 
 
 def parse_origin(text: str) -> str:
     """An origin as browsers send it: lower case, no default port, no slash behind it. ValueError for anything else."""
     scheme, _, authority = text.lower().removesuffix("/").partition("://")
-    try:
-        name = authority_name(authority)
-    except BadHead:
-        name = ""
-    if not re.fullmatch("[a-z][a-z0-9+.-]*", scheme) or not name or "*" in name:
-        raise ValueError(f"{_shown(text)} is not an origin such as https://app.example.com or http://localhost:5173")
-    return f"{scheme}://" + authority.removesuffix({"http": ":80", "https": ":443"}.get(scheme, ":")).removesuffix(":")
+    default_port = {"http": ":80", "https": ":443"}.get(scheme, ":")
+    with contextlib.suppress(BadHead):
+        if re.fullmatch("[a-z][a-z0-9+.-]*", scheme) and "*" not in authority_name(authority):
+            return f"{scheme}://" + authority.removesuffix(default_port).removesuffix(":")
+    raise ValueError(f"{_shown(text)} is not an origin such as https://app.example.com or http://localhost:5173")
 
 
 def origin_allowed(origin: str, extra: Collection[str]) -> bool:
@@ -509,8 +495,7 @@ def accepts(fields: Fields, media_type: str) -> bool:
     ranges = ("*/*", media_type.partition("/")[0] + "/*", media_type)
     best = (0, 0.0)
     for element in ELEMENT.findall(", ".join(fields.get("accept", ()))):
-        match = MEDIA_TYPE.fullmatch(element.strip(" \t"))
-        if match and match[1].lower() in ranges:
+        if (match := MEDIA_TYPE.fullmatch(element.strip(" \t"))) and match[1].lower() in ranges:
             weights = [value for name, value in PARAMETER.findall(match[2]) if name in ("q", "Q")] or ["1"]
             if QVALUE.fullmatch(weights[0]):
                 # rfc9110 §12.5.1: the most specific range that matches decides
@@ -522,17 +507,14 @@ def is_json(fields: Fields) -> bool:
     """Whether there is one Content-Type field line and it says application/json, in UTF-8 if it says more."""
     values = fields.get("content-type", ())
     match = MEDIA_TYPE.fullmatch(values[0]) if len(values) == 1 else None
-    if match is None or match[1].lower() != "application/json":
-        return False
-    parameters = [(name.lower(), value.strip('"').lower()) for name, value in PARAMETER.findall(match[2])]
-    return all(value == "utf-8" for name, value in parameters if name == "charset")
+    return match is not None and match[1].lower() == "application/json" and all(
+        value.strip('"').lower() == "utf-8" for name, value in PARAMETER.findall(match[2]) if name.lower() == "charset")
 
 
 def bearer_name(fields: Fields) -> str | None:
     """The name in `Authorization: Bearer <name>`; None without the field, Refused 401 for anything else in it."""
     if "authorization" not in fields:
         return None
-    match = BEARER.fullmatch(", ".join(fields["authorization"]))
-    if match is None:
-        raise Refused(401, "Authorization is not one `Bearer <name>`", "rfc6750 §2.1", "WWW-Authenticate: Bearer\r\n")
-    return match[1]
+    if match := BEARER.fullmatch(", ".join(fields["authorization"])):
+        return match[1]
+    raise Refused(401, "Authorization is not one `Bearer <name>`", "rfc6750 §2.1", "WWW-Authenticate: Bearer\r\n")

@@ -1802,7 +1802,7 @@ class Store:
         self.path = os.path.realpath(path) if self.shared else path
         self.committed, self.closing = threading.Event(), threading.Event()  # the first wakes the keeper
         self.running: dict[str, TaskRequest] = {}  # what `Tasks` has running on this instance
-        self.lock, self.inside, self.life = threading.RLock(), False, -1
+        self.lock, self.life = threading.RLock(), -1
         with contextlib.suppress(OSError):
             if self.shared:  # SQLite gives the files that it makes beside it the same mode
                 os.close(os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
@@ -1872,16 +1872,15 @@ class Store:
         try:
             if self.closing.is_set():
                 raise StoreTrouble("the server stops")
-            if self.inside:
+            if self.db.in_transaction:
                 yield
                 return
             self.run(self.db, "BEGIN IMMEDIATE", deadline=deadline)
-            self.inside, before = True, self.db.total_changes
+            before = self.db.total_changes
             try:
                 yield
                 self.run(self.db, "COMMIT", deadline=deadline)
             finally:
-                self.inside = False
                 if self.db.in_transaction:
                     self.run(self.db, "ROLLBACK")
             if self.db.total_changes != before:
@@ -2043,7 +2042,6 @@ class TaskRequest(Request):
         self.tasks, self.row, self.saved, self.state, self.reported = tasks, row, saved, saved["state"], row["done"]
         self.answers: Json = json.loads(row["answers"])
         self.responses = saved["responses"] | self.answers
-        self.over = False  # the function has ended; threads that it has left behind are not heard any more
 
     def record(self, **columns: Any) -> None:
         """Changes the row if it is still this run's; otherwise the run ends, by Cancelled."""
@@ -2054,15 +2052,15 @@ class TaskRequest(Request):
                 f"UPDATE tasks SET {names}, deaths = 0, updated = ? WHERE {mine} RETURNING id", *columns.values(),
                 time.time(), self.id, self.row["owner"], self.row["run"])
             if changed:
-                store.tell("task", str(self.id))
+                store.tell("task", self.id)
         if not changed:
-            self.tasks.stop_lost([str(self.id)])
+            self.tasks.stop_lost([self.id])
             self.cancel("no longer this worker's")  # if the task is already in its next run here
             raise Cancelled(self.reason)
 
     def report(self, done: float, total: float | None, message: str | None) -> None:
         """Records the step, so that the next run can go on after it; one that cannot be written is dropped."""
-        if not self.over:
+        if not self.exchange.over:
             with state_trouble_logged(f"step {done:g} of task {self.id} is not recorded"):
                 self.record(done=done * 1.0, message=message or f"{done:g}" + (f" of {total:g}" if total else ""))
 
@@ -2148,12 +2146,12 @@ class Tasks:
             return None
         complete = asked.keys() <= answers.keys() | new.keys()
         mine = complete and row["tool"] in self.server.tools  # otherwise an instance that knows it takes it up
-        self.store.execute(
-            "UPDATE tasks SET answers = ?, updated = ?, status = ?, owner = ?, run = run + ? WHERE id = ?",
+        rows = self.store.execute(
+            "UPDATE tasks SET answers = ?, updated = ?, status = ?, owner = ?, run = run + ? WHERE id = ? RETURNING *",
             json.dumps(answers | new), time.time(), "working" if complete else "input_required",
             self.store.instance if mine else None, int(mine), row["id"])
         self.store.tell("task", row["id"])
-        return self.store.execute("SELECT * FROM tasks WHERE id = ?", row["id"])[0] if mine else None
+        return rows[0] if mine else None
 
     def cancel(self, request: Request) -> Json:
         """tasks/cancel: stops the work, wherever it runs; a finished task stays as it is."""
@@ -2194,14 +2192,14 @@ class Tasks:
         if (request := gate.get()) is None:
             return
         try:
-            self.stop_lost([str(request.id)])  # for what has become of it before it could be stopped
+            self.stop_lost([request.id])  # for what has become of it before it could be stopped
             self.write(request, self.run(request))
         except Cancelled as gone:
             log(f"{cancelled_line(request)} ({gone})")
         finally:
             with self.lock:
-                if self.running[str(request.id)] is request:  # and not the next run of the same task
-                    del self.running[str(request.id)]
+                if self.running[request.id] is request:  # and not the next run of the same task
+                    del self.running[request.id]
 
     def run(self, request: TaskRequest) -> Json:
         """The columns that say how the run has ended: however the function ends, as a call would have ended."""
@@ -2224,14 +2222,11 @@ class Tasks:
         except BaseException as problem:
             if request.reason:
                 raise Cancelled(request.reason) from None
-            try:
-                return failed(rejection_for(problem))
-            except Exception as broken:  # what it says is no JSON
-                return failed(rejection_for(broken))
+            return failed(rejection_for(problem))
 
     def write(self, request: TaskRequest, columns: Json) -> None:
         """Writes down how a run has ended; while that cannot be done, again every second until the process ends."""
-        request.over = True
+        request.exchange.over = True  # threads that the function has left behind are not heard any more
         while not request.reason:
             try:
                 return request.record(**columns)
@@ -3045,9 +3040,8 @@ class Wire:
 
     def __init__(self) -> None:
         self.numbers = itertools.count(1)
-        self.colours = {"-->": "\033[36m", "<--": "\033[33m", "--x": "\033[33m"}
-        if os.environ.get("NO_COLOR") or not os.isatty(2) or os.name == "nt":  # not every window there knows them
-            self.colours = {}
+        plain = os.environ.get("NO_COLOR") or not os.isatty(2) or os.name == "nt"  # not every window there knows them
+        self.colours = {} if plain else {"-->": "\033[36m", "<--": "\033[33m", "--x": "\033[33m"}
 
     def show(self, arrow: str, exchange: Any, text: str) -> None:
         """The lines of a text, each with an arrow, the request's number, milliseconds since it had come."""
@@ -3083,8 +3077,13 @@ class StdioExchange(Exchange):
         super().emit(message)
 
     def send_message(self, text: bytes) -> None:
-        """One message, one line."""
-        self.transport.send(text, self)
+        """One line, or several; the reader's own wait until it has taken all lines that it has."""
+        if self.transport.wire:
+            self.transport.wire.show("<--", self, text.decode("utf-8", "replace"))
+        if self.quick and not self.parked and self.transport.reader == threading.get_ident():
+            self.transport.answers.append(text)
+        else:
+            self.transport.write(text + b"\n")
 
     def answer(self, text: bytes) -> None:
         """The response, unless the request has been cancelled. Its id is free before it goes out."""
@@ -3118,7 +3117,8 @@ class StdioTransport:
             self.poll.register(sink, select.POLLOUT)
         self.workers = Workers()
         self.outbox = Outbox(self.send_some, self.send_all, self.workers.run, self.look_at_output)
-        self.answers: list[bytes] = []  # the reader's own, of the lines that it has read together
+        self.reader = 0  # the thread that reads
+        self.answers: list[bytes] = []  # its own, of the lines that it has read together
         self.taken = time.monotonic()  # when the client last took something
         self.over = threading.Event()  # set at end of input, or when nobody reads the output any more
         self.failed = ""  # what made it end, if not the end of input
@@ -3153,7 +3153,7 @@ class StdioTransport:
 
     def read(self) -> None:
         """The reader: lines of at most MAX_MESSAGE octets; a longer one is skipped in bounded memory."""
-        lines = sse.LineSplitter(MAX_MESSAGE)
+        self.reader, lines = threading.get_ident(), sse.LineSplitter(MAX_MESSAGE)
         try:
             while octets := self.receive():
                 self.take_lines(lines.feed(octets))
@@ -3168,9 +3168,10 @@ class StdioTransport:
         while self.outbox.weight > MAX_WAITING and not self.outbox.lost:
             time.sleep(0.01)
         while True:
-            with contextlib.suppress(BlockingIOError):  # a parent's O_NONBLOCK
+            try:
                 return os.read(self.source, 65536)
-            select.select([self.source], [], [])
+            except BlockingIOError:  # a parent's O_NONBLOCK
+                select.select([self.source], [], [])
 
     def take_lines(self, lines: list[bytes | None]) -> None:
         """Lines that came together: what the reader answers itself goes out together too."""
@@ -3232,15 +3233,6 @@ class StdioTransport:
         elif not exchange.parked:
             self.exchanges.pop(exchange.key, None)
 
-    def send(self, text: bytes, exchange: StdioExchange) -> None:
-        """One line, or several; the reader's own wait until it has taken all lines that it has."""
-        if self.wire:
-            self.wire.show("<--", exchange, text.decode("utf-8", "replace"))
-        if exchange.quick and not exchange.parked and threading.current_thread().name == "stdio reader":
-            self.answers.append(text)
-        else:
-            self.write(text + b"\n")
-
     def write(self, octets: bytes) -> None:
         """Puts whole lines out."""
         try:
@@ -3259,9 +3251,11 @@ class StdioTransport:
     def send_some(self, octets: bytes) -> int:
         """What the pipe takes without waiting: PIPE_BUF octets at a time, as long as it is ready for them."""
         sent = 0
-        with contextlib.suppress(BlockingIOError):
+        try:
             while sent < len(octets) and self.poll and self.poll.poll(0):
                 sent += os.write(self.sink, octets[sent : sent + PIPE_BUF])
+        except BlockingIOError:
+            pass
         return sent
 
     def send_all(self, octets: bytes) -> None:
@@ -3373,16 +3367,16 @@ def log(text: str, prefix: str = "[ref] ", suffix: str = "") -> None:
 
 def log_fault(fault: BaseException) -> None:
     """The traceback of a fault, for whoever mends it: what led to it first, and a log line for each of its lines."""
-    one: traceback.TracebackException | None = traceback.TracebackException.from_exception(fault, limit=-20)
-    chain: list[traceback.TracebackException] = []
+    one: BaseException | None = fault
+    chain: list[BaseException] = []
     while one and len(chain) < 10:
         chain.append(one)
         one = one.__cause__ or (None if one.__suppress_context__ else one.__context__)
     for one in reversed(chain):
         log("Traceback (most recent call last):")
-        for line in "".join(one.stack.format()).splitlines():
+        for line in "".join(traceback.format_tb(one.__traceback__, limit=-20)).splitlines():
             log(line)
-        log("".join(one.format_exception_only()).rstrip())
+        log("".join(traceback.format_exception_only(one)).rstrip())
 
 
 # ---- the command line ------------------------------------------------------------------------------------------
@@ -3392,11 +3386,9 @@ def number_between(low: float, high: float, kind: Callable[[str], Any] = float) 
     """The type of an option whose value lies between two numbers; argparse puts the option's name before the words."""
 
     def parse(text: str) -> Any:
-        try:
+        with contextlib.suppress(ValueError):
             if low <= (value := kind(text)) <= high:
                 return value
-        except ValueError:
-            pass
         whole = "whole " if kind is int else ""
         raise argparse.ArgumentTypeError(f"{text!r} is not a {whole}number from {low:g} to {high:.0f}")
 

@@ -188,10 +188,11 @@ class LineSplitter:
         lines: list[bytes | None] = []
         *endings, rest = data.split(b"\n")
         for ending in endings:
-            self._grow(ending)
-            if line := bytes(self._line.strip(b" \t\r")):
-                lines.append(line if len(self._line) <= self._limit else None)
-            self._line = bytearray()
+            if self._line:  # its beginning has come before
+                self._grow(ending)
+                ending, self._line = bytes(self._line), bytearray()
+            if line := ending.strip(b" \t\r"):
+                lines.append(line if len(ending) <= self._limit else None)
         self._grow(rest)
         return lines
 

@@ -13,7 +13,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 MODULES = ["reference_server.py", "headers.py", "sse.py"]
 # choice: 3,500 and not the 2,400 hoped for: both carriers, schemas, tasks, the state and the demo are in one file
-MAX_LINES = {"reference_server.py": 3500, "headers.py": 540, "sse.py": 330}
+MAX_LINES = {"reference_server.py": 3500, "headers.py": 520, "sse.py": 330}
 MAX_STORY = 750  # lines of part 1, which tells a request from its octets to its answer
 MAX_FUNCTION = 40  # lines of a function, its docstring not counted
 MAX_MEDIAN = 12
