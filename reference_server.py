@@ -1850,9 +1850,8 @@ class Store:
     def tell(self, topic: str, subject: str = "", detail: str | None = None) -> None:
         """A change for the feed, so that subscribers hear of it; to be called in the transaction that makes it true."""
         with self.transaction():
-            added = "INSERT INTO changes (topic, subject, detail) VALUES (?, ?, ?) RETURNING number"
-            number = self.execute(added, topic, subject, detail)[0]["number"]
-            self.execute("DELETE FROM changes WHERE number <= ?", number - MAX_CHANGES)
+            self.execute("INSERT INTO changes (topic, subject, detail) VALUES (?, ?, ?)", topic, subject, detail)
+            self.execute("DELETE FROM changes WHERE number <= last_insert_rowid() - ?", MAX_CHANGES)
 
     def close(self) -> None:
         """After the last request. A tool that does not stop keeps the lock: it lives as long as the process."""
@@ -3309,9 +3308,9 @@ def log_fault(fault: BaseException) -> None:
     """The traceback of a fault, for whoever mends it: what led to it first, and a log line for each of its lines."""
     one: BaseException | None = fault
     chain: list[BaseException] = []
-    while one and len(chain) < 10:
+    while one is not None and len(chain) < 10:
         chain.append(one)
-        one = one.__cause__ or (None if one.__suppress_context__ else one.__context__)
+        one = one.__cause__ if one.__suppress_context__ else one.__context__  # a cause suppresses the context
     for one in reversed(chain):
         log("Traceback (most recent call last):")
         for line in "".join(traceback.format_tb(one.__traceback__, limit=-20)).splitlines():
