@@ -1901,9 +1901,8 @@ class Store:
     def tell(self, topic: str, subject: str = "", detail: str | None = None) -> None:
         """A change for the feed, so that subscribers hear of it; to be called in the transaction that makes it true."""
         with self.transaction():
-            added = "INSERT INTO changes (topic, subject, detail) VALUES (?, ?, ?) RETURNING number"
-            number = self.execute(added, topic, subject, detail)[0]["number"]
-            self.execute("DELETE FROM changes WHERE number <= ?", number - MAX_CHANGES)
+            self.execute("INSERT INTO changes (topic, subject, detail) VALUES (?, ?, ?)", topic, subject, detail)
+            self.execute("DELETE FROM changes WHERE number <= last_insert_rowid() - ?", MAX_CHANGES)
 
     def close(self) -> None:
         """After the last request. A tool that does not stop keeps the lock: it lives as long as the process."""
@@ -2084,8 +2083,7 @@ class Tasks:
     """tasks/get, tasks/update, tasks/cancel, and the workers. A row is worked on by the instance that it names as its
     owner, in the run that it counts; a worker writes only while both are its own.
 
-    A task runs from the top whenever there is something to do: when it has been created, when its questions have been
-    answered, when the process that ran it has died. `lock` guards `running` (task id -> the request of its run).
+    `lock` guards `running` (task id -> the request of its run). When a task runs: see `Request.as_task`.
     """
 
     def __init__(self, server: Server) -> None:
@@ -2237,15 +2235,14 @@ class Tasks:
 
     def stop_lost(self, ids: list[str]) -> None:
         """Stops the runs of these tasks that are not to go on."""
-        for task_id in ids:
-            if request := self.running.get(task_id):
-                rows = self.store.read("SELECT status, owner, run FROM tasks WHERE id = ?", task_id)
-                if not rows:
-                    request.cancel("expired")
-                elif rows[0]["status"] == "cancelled":
-                    request.cancel("tasks/cancel")
-                elif (rows[0]["owner"], rows[0]["run"]) != (request.row["owner"], request.row["run"]):
-                    request.cancel("no longer this worker's")
+        for request in filter(None, map(self.running.get, ids)):
+            rows = self.store.read("SELECT status, owner, run FROM tasks WHERE id = ?", request.id)
+            if not rows:
+                request.cancel("expired")
+            elif rows[0]["status"] == "cancelled":
+                request.cancel("tasks/cancel")
+            elif (rows[0]["owner"], rows[0]["run"]) != (request.row["owner"], request.row["run"]):
+                request.cancel("no longer this worker's")
 
     def release(self) -> None:
         """At shutdown: stops the runs, and leaves their rows to whoever sees the lock go. That will be no death."""
@@ -2675,11 +2672,10 @@ class Workers:
     def run(self, function: Callable[..., None], *arguments: Any) -> None:
         """Calls the function on a thread of its own. RuntimeError when the system gives no more threads."""
         with self.lock:
-            reuse = self.idle > 0
-            self.idle -= reuse
-        if reuse:
-            self.jobs.put((function, arguments))
-        else:
+            if reuse := self.idle > 0:
+                self.idle -= 1
+                self.jobs.put((function, arguments))
+        if not reuse:
             threading.Thread(target=self.work, args=(function, arguments), daemon=True).start()
 
     def work(self, function: Callable[..., None], arguments: tuple[Any, ...]) -> None:
@@ -3369,9 +3365,9 @@ def log_fault(fault: BaseException) -> None:
     """The traceback of a fault, for whoever mends it: what led to it first, and a log line for each of its lines."""
     one: BaseException | None = fault
     chain: list[BaseException] = []
-    while one and len(chain) < 10:
+    while one is not None and len(chain) < 10:
         chain.append(one)
-        one = one.__cause__ or (None if one.__suppress_context__ else one.__context__)
+        one = one.__cause__ if one.__suppress_context__ else one.__context__  # a cause suppresses the context
     for one in reversed(chain):
         log("Traceback (most recent call last):")
         for line in "".join(traceback.format_tb(one.__traceback__, limit=-20)).splitlines():
