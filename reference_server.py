@@ -1463,15 +1463,6 @@ class Server:
         return hmac.new(self.store.secret, text.encode("utf-8", "backslashreplace"), hashlib.sha256).hexdigest()
 
 
-@contextlib.contextmanager
-def state_trouble_logged(what: str) -> Iterator[None]:
-    """For what can wait until the state can be used again."""
-    try:
-        yield
-    except StoreTrouble as problem:
-        log(f"{what}: {problem}")
-
-
 def register_in(table: dict[Any, Entry], key: Any, definition: Json, quick: bool, hints: Json | None = None,
                 *of_tool: Any) -> Decorator:
     """A decorator that puts a function into a table."""
@@ -1790,6 +1781,15 @@ class StoreBusy(StoreTrouble):
     """Somebody writes for longer than this write would wait."""
 
 
+@contextlib.contextmanager
+def state_trouble_logged(what: str) -> Iterator[None]:
+    """For what can wait until the state can be used again."""
+    try:
+        yield
+    except StoreTrouble as problem:
+        log(f"{what}: {problem}")
+
+
 class Store:
     """What outlives a request, in SQLite: in memory, or in a file that several instances share.
 
@@ -1950,7 +1950,7 @@ class Store:
     def begin_life(self) -> None:
         """Takes this instance's lock; removes those that the dead have left."""
         beside = f"{self.path}-instance-"
-        for path in glob.glob(glob.escape(beside) + "*"):
+        for path in glob.glob(glob.escape(beside) + "[0-9a-f]" * 16):
             self.is_dead(path.removeprefix(beside))
         try:
             self.life = os.open(beside + self.instance, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
@@ -2190,7 +2190,8 @@ class Tasks:
         if (request := gate.get()) is None:
             return
         try:
-            self.stop_lost([request.id])  # for what has become of it before it could be stopped
+            with state_trouble_logged(f"task {request.id} begins without a look at its row"):  # its next step will look
+                self.stop_lost([request.id])  # for what has become of it before it could be stopped
             self.write(request, self.run(request))
         except Cancelled as gone:
             log(f"{cancelled_line(request)} ({gone})")
@@ -3084,7 +3085,7 @@ class StdioExchange(Exchange):
     def answer(self, text: bytes) -> None:
         """The response, unless the request has been cancelled. Its id is free before it goes out."""
         with self.lock, self.transport.lock:
-            self.transport.exchanges.pop(self.key, None)
+            self.transport.forget(self)
             if not self.over and not self.reason:
                 self.over = True
                 self.send_message(text)
@@ -3140,7 +3141,7 @@ class StdioTransport:
         self.taken = time.monotonic()  # a client that takes something now and then is waited for
         while self.outbox.behind and not self.outbox.lost and time.monotonic() < self.taken + patience:
             self.mcp.stopped.wait(0.01)
-        if behind := self.outbox.behind:
+        if (behind := self.outbox.behind) and not self.failed:
             self.failed = f"nobody reads the output: {behind} pieces of it are lost"
         if self.failed:
             log(self.failed)
@@ -3179,6 +3180,7 @@ class StdioTransport:
 
     def take(self, line: bytes | None) -> None:
         """One line: a request is answered or gets a worker, a cancellation takes effect, anything else is an error."""
+        exchange = None
         try:
             if line is None:
                 raise Rejection(PARSE_ERROR, f"A message may have at most {MAX_MESSAGE} octets", rule="stdio › stdio")
@@ -3199,12 +3201,14 @@ class StdioTransport:
             try:
                 self.workers.run(self.answer, message, exchange)
             except RuntimeError as problem:
-                del self.exchanges[key]
                 raise Rejection(INTERNAL_ERROR, f"Not served: {problem}", message_id=message["id"],
                                 rule="Overview › Error Codes") from None
         except Exception as problem:  # the reader outlives whatever a line does to it
             rejection = rejection_for(problem)
             log(f"line refused: {rejection.line()}")
+            if exchange:
+                with self.lock:
+                    self.forget(exchange)
             self.answers.append(sse.encode_json(rejection.response(rejection.id)))
         return None
 
@@ -3219,7 +3223,8 @@ class StdioTransport:
             exchange.cancel("notifications/cancelled" + (f": {reason[:200]}" if isinstance(reason, str) else ""))
             if exchange.parked:
                 log(f"subscriptions/listen ended ({exchange.reason})")
-                self.exchanges.pop(exchange.key, None)
+                with self.lock:
+                    self.forget(exchange)
                 self.mcp.subscriptions.forget(exchange)
 
     def answer(self, message: Json, exchange: StdioExchange) -> None:
@@ -3227,7 +3232,13 @@ class StdioTransport:
         if answer := respond(self.mcp, message, exchange, self.user):
             exchange.answer(answer.body)
         elif not exchange.parked:
-            self.exchanges.pop(exchange.key, None)
+            with self.lock:
+                self.forget(exchange)
+
+    def forget(self, exchange: StdioExchange) -> None:
+        """Its id is free, if it is still its own; called with `lock` held."""
+        if self.exchanges.get(exchange.key) is exchange:
+            del self.exchanges[exchange.key]
 
     def write(self, octets: bytes) -> None:
         """Puts whole lines out."""

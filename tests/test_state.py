@@ -463,6 +463,35 @@ def test_each_instance_has_a_lock_of_its_own_and_a_start_removes_those_of_the_de
         assert lock_files(path) == [f"state-instance-{third.instance}"]
 
 
+def test_a_start_removes_locks_alone(path):
+    """Choice: a copy that somebody has made, or a state file with such a name, is nobody's lock."""
+    kept = [f"state-instance-{name}" for name in ("0123456789abcdef.bak", "mine")]
+    for name in kept:
+        Path(path).with_name(name).touch()
+    with contextlib.closing(Store(path)) as store:
+        assert lock_files(path) == sorted([*kept, f"state-instance-{store.instance}"])
+
+
+def test_a_task_that_cannot_be_looked_at_before_it_begins_runs_all_the_same(path, monkeypatch, lines):
+    """Choice: the first look is a courtesy; the row is this instance's, and nobody else would take it up."""
+    with counting(path) as one:
+        read, failures = one.store.read, iter([StoreBusy("database is locked")])
+
+        def read_or_fail(statement, *values):
+            if threading.current_thread() is not threading.main_thread() and "run" in statement and (
+                    failure := next(failures, None)):
+                raise failure
+            return read(statement, *values)
+
+        monkeypatch.setattr(one.store, "read", read_or_fail)
+        task = one.create()
+        assert next(failures, None) is None  # it has failed
+        assert lines.wait_for(f"task {task} begins without a look at its row: database is locked")
+        for _ in range(STEPS):
+            one.gate.release()
+        assert eventually(lambda: one.status(task) == "completed")
+
+
 def test_instances_that_name_the_file_differently_find_each_others_locks(tmp_path):
     """Choice: the path is resolved first, or a link would have every instance take the others for dead."""
     (tmp_path / "folder").mkdir()

@@ -26,6 +26,7 @@ from reference_server import (
     Rejection,
     Request,
     Server,
+    StdioExchange,
     StdioTransport,
     Store,
     Wire,
@@ -438,6 +439,24 @@ def test_a_cancelled_subscription_says_nothing_more(pipes: Pipes, gated: Gated, 
     assert change["params"]["_meta"] == {"io.modelcontextprotocol/subscriptionId": "7"}
     pipes.send(cancel("7"))
     assert log.wait_for("[ref] subscriptions/listen ended (notifications/cancelled: enough)", 2)
+
+
+def test_an_end_that_comes_late_leaves_the_next_request_with_the_same_id_alone(gated: Gated) -> None:
+    """SHOULD (Cancellation › Error Handling): what races with a cancellation is ignored; a new request is not that."""
+    source, sink = os.pipe()
+    try:
+        transport = StdioTransport(gated, source, sink, "alice")
+        key = int, 7
+        ended = StdioExchange(transport, key)
+        current = transport.exchanges[key] = StdioExchange(transport, key)
+        ended.cancel("notifications/cancelled")
+        ended.end(b"{}")  # the keeper's, which had begun before
+        assert transport.exchanges == {key: current}
+        current.end(b"{}")
+        assert transport.exchanges == {}
+    finally:
+        os.close(source)
+        os.close(sink)
 
 
 # --------------------------------------------------------------------------------------------------- end of input
