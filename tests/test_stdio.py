@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support import PATIENCE, HastyClock, Lines, eventually, killed_at_last, message
+from support import PATIENCE, ROOT, SERVER_MODULE, HastyClock, Lines, eventually, killed_at_last, message
 
 import reference_server
 from reference_server import (
@@ -32,7 +32,6 @@ from reference_server import (
     demo_server,
 )
 
-ROOT = Path(__file__).resolve().parents[1]
 ANYTHING: dict[str, Any] = {"type": "object"}
 
 
@@ -575,7 +574,7 @@ def process(*arguments: str, **environment: str) -> Iterator[subprocess.Popen[by
         yield one
 
 
-SERVER = ("-W", "error", "reference_server.py", "--stdio")
+SERVER = ("-W", "error", *SERVER_MODULE, "--stdio")
 
 
 def exchange(server: subprocess.Popen[bytes], *messages: dict[str, Any]) -> tuple[list[Any], list[str]]:
