@@ -17,7 +17,8 @@ from typing import IO
 
 TESTS = Path(__file__).resolve().parent
 PARTS = [[TESTS / f"test_{name}.py" for name in names.split()] for names in (  # and a fourth one: all others
-    "client lessons limits shutdown", "readme state stdio", "cases registry log mcp_sh tasks fuzz carriers options")]
+    "client lessons limits shutdown stdio", "readme refusals source state",
+    "cases registry mcp_sh tasks fuzz carriers options")]
 PATIENCE = 20.0  # seconds for a part to clear up after Ctrl-C
 # Without what no test here uses, each of which costs something before and after every test. Descriptors are not caught:
 # what is written there is in the part's own output. A cache is nothing that several parts can share.
