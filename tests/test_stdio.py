@@ -105,7 +105,7 @@ class Gated(Server):
     def __init__(self) -> None:
         super().__init__("gated", "1")
         self.begun = threading.Semaphore(0)  # one for each call of build_report that waits
-        self.go, self.stopped = threading.Event(), threading.Event()
+        self.go, self.cancelled = threading.Event(), threading.Event()
         self.seen = False  # what `wait` saw when it looked whether it was cancelled
 
         @self.tool("echo", "Says it again.", ANYTHING)
@@ -121,7 +121,7 @@ class Gated(Server):
                 while not self.go.is_set():
                     request.sleep(0.005)
             except Cancelled:
-                self.stopped.set()
+                self.cancelled.set()
                 raise
             return "finished"
 
@@ -354,7 +354,7 @@ def test_a_notification_cancels_the_request_that_it_names(pipes: Pipes, gated: G
     pipes.call("build_report", {}, id, progressToken="t")
     assert pipes.next()["params"]["progress"] == 1
     pipes.send(cancel(id))
-    assert gated.stopped.wait(PATIENCE)
+    assert gated.cancelled.wait(PATIENCE)
     assert log.wait_for("[ref] build_report cancelled at step 2 (notifications/cancelled: enough)")
     pipes.call("echo", {"text": "next"}, "after")
     assert pipes.next()["id"] == "after"
@@ -371,10 +371,10 @@ def test_another_id_or_type_cancels_nothing(pipes: Pipes, gated: Gated, id: Any,
     gated.wait_until_it_waits()
     pipes.send(cancel(other), call("echo", {"text": "read"}, "after"))
     assert pipes.next()["id"] == "after"  # so the cancellation has been read
-    assert not gated.stopped.is_set()
+    assert not gated.cancelled.is_set()
     gated.go.set()
     assert text_of(pipes.next()) == "finished"
-    assert not gated.stopped.is_set()
+    assert not gated.cancelled.is_set()
 
 
 @pytest.mark.parametrize("note", [
@@ -405,7 +405,7 @@ def test_a_cancelled_request_that_has_not_begun_stops_at_its_first_step(pipes: P
     """MUST (stdio › Cancellation): nothing at all is sent for it, and the log says why."""
     pipes.send(call("build_report", {}, 1), cancel(1))
     line = re.compile(r"\[ref\] build_report cancelled at step [12] \(notifications/cancelled: enough\)")
-    assert gated.stopped.wait(PATIENCE)
+    assert gated.cancelled.wait(PATIENCE)
     pipes.call("echo", {"text": "next"}, "after")
     assert pipes.next()["id"] == "after"
     with log.condition:
@@ -503,7 +503,7 @@ def test_output_that_is_closed_ends_the_server(gated: Gated, log: Lines) -> None
     pipes.call("echo", {"text": "x"}, 2)
     pipes.thread.join(PATIENCE)
     assert not pipes.thread.is_alive()
-    assert gated.stopped.wait(PATIENCE)
+    assert gated.cancelled.wait(PATIENCE)
     os.close(pipes.input)
     check_all_ended(pipes)
     assert "Traceback" not in log.text
@@ -704,7 +704,7 @@ def test_a_full_output_keeps_nobody_from_reading(gone: Pipes, gated: Gated, log:
     gated.wait_until_it_waits()
     gone.write((line + b"\n") * 3)
     gone.send(cancel(1))
-    assert gated.stopped.wait(PATIENCE)
+    assert gated.cancelled.wait(PATIENCE)
     answers = [json.loads(next(one for one in iter(gone.line, b"") if one != b"\n")) for _ in range(3)]
     assert all("error" in one or one["id"] == 9 for one in answers)
     assert gone.end() == []
