@@ -682,6 +682,9 @@ def test_end_of_input_ends_the_process_even_with_a_slow_call_and_a_subscription(
 # ------------------------------------------------------------------------------------ whatever a parent hands over
 
 
+BLANK = b" " * 4095 + b"\n"
+
+
 @pytest.fixture
 def gone(gated: Gated, log: Lines) -> Iterator[Pipes]:
     """The server over pipes whose output is full from the start; the test empties it."""
@@ -689,7 +692,7 @@ def gone(gated: Gated, log: Lines) -> Iterator[Pipes]:
     os.set_blocking(pipes.sink, False)
     with contextlib.suppress(BlockingIOError):
         while True:
-            os.write(pipes.sink, b"\n" * 4096)
+            os.write(pipes.sink, BLANK)
     os.set_blocking(pipes.sink, True)
     yield pipes
     gated.go.set()
@@ -705,7 +708,7 @@ def test_a_full_output_keeps_nobody_from_reading(gone: Pipes, gated: Gated, log:
     gone.write((line + b"\n") * 3)
     gone.send(cancel(1))
     assert gated.cancelled.wait(PATIENCE)
-    answers = [json.loads(next(one for one in iter(gone.line, b"") if one != b"\n")) for _ in range(3)]
+    answers = [json.loads(next(one for one in iter(gone.line, b"") if one != BLANK)) for _ in range(3)]
     assert all("error" in one or one["id"] == 9 for one in answers)
     assert gone.end() == []
 
@@ -752,7 +755,7 @@ def test_at_the_end_of_input_answers_wait_for_a_reader_that_comes_late(gone: Pip
     while lines.count(b"}\n") < count:
         assert select.select([gone.output], [], [], PATIENCE)[0]
         lines += os.read(gone.output, 65536)
-    answers = [json.loads(one) for one in lines.split(b"\n") if one]
+    answers = [json.loads(one) for one in lines.split(b"\n") if one.strip()]
     assert sorted(one["id"] for one in answers) == list(range(count))
     gone.thread.join(PATIENCE)
     assert not gone.thread.is_alive() and gone.transport.outbox.behind == 0
