@@ -27,7 +27,7 @@ from legacy_server import LegacyServer
 from support import PATIENCE, ROOT, Connection, by_hand, eventually, message, octets, running
 from three_ways import Exchange, Plan, serving
 
-from reference_server import Cancelled, Endpoint, Request, Server, Wire, demo_server, main
+from reference_server import Cancelled, Endpoint, HttpServer, Request, Server, Wire, demo_server, main
 
 # ------------------------------------------------------------------------------------------------------ gateway
 
@@ -267,6 +267,7 @@ def test_a_port_that_is_none_is_refused(port: str, capsys: pytest.CaptureFixture
 def test_the_server_says_how_to_go_on_when_its_port_is_taken(
         monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """Choice: on a learner's machine 3000 may well be taken; the lessons must know of the other port."""
+    monkeypatch.setattr(HttpServer, "serve_forever", lambda _: pytest.fail("it listens there"))
     with socket.create_server(("127.0.0.1", 0)) as taken:
         monkeypatch.setattr(sys, "argv", ["reference_server.py", "--port", str(taken.getsockname()[1])])
         status = main()
