@@ -240,6 +240,8 @@ def test_a_task_is_taken_up_by_exactly_one_of_many(path):
 def test_a_worker_whose_row_was_taken_up_by_another_writes_nothing_more(one, two, path, lines):
     """Choice: each write asks for owner and run: should its lock be lost (here: removed), the work is done once."""
     task = one.create()
+    one.stopped.set()  # its keeper hangs, or it might be the one that takes up the row
+    one.keeper.join(PATIENCE)
     os.remove(f"{path}-instance-{one.store.instance}")  # a missing one counts as free
     assert two.step() == 1
     before = two.row(task)
