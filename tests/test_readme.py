@@ -1,7 +1,8 @@
 """The README is true: each command block is run, in its order, and what follows it is what comes out.
 
 Time runs 40 times faster here than for a reader: every number of seconds in a command is divided by that, unless it is
-less than one. Blocks that start a server, or that the paragraph before puts into "the third terminal", get a terminal
+less than one. A server's steps are 20 times as fast, since it must still be at work when it is asked what it does.
+Blocks that start a server, or that the paragraph before puts into "the third terminal", get a terminal
 of their own and go on until the next block for that terminal; the reader presses Ctrl-C there, and so does the test.
 `npx`, `make spoof` and `make three-ways` are not run. COURSE_SHELL=zsh or =dash plays the course in that shell.
 """
@@ -174,7 +175,7 @@ class Course:
     def adapted(self, text: str) -> str:
         """A block as it is run: its ports are free ones, its times are short."""
         text = "\n".join(self.adapted_output(text)).replace("/tmp/lesson", f"{self.folder}/lesson")
-        text = re.sub(r"reference_server\.py(?! --wire)", f"reference_server.py --step-seconds {1 / FASTER}", text)
+        text = re.sub(r"reference_server\.py(?! --wire)", f"reference_server.py --step-seconds {2 / FASTER}", text)
         if SHELL[0] == "dash":
             text = re.sub("(?m)^source ", ". ./", text)
         return re.sub(r"( -m|sleep) ([1-9][0-9.]*)", lambda match: f"{match[1]} {float(match[2]) / FASTER:.4f}", text)
