@@ -13,11 +13,8 @@ from support import Lines, PlainLog  # noqa: E402
 
 import reference_server  # noqa: E402
 
-
-@pytest.fixture(autouse=True)
-def plain_log(monkeypatch: pytest.MonkeyPatch) -> None:
-    """For all tests but those of the log itself, which make a `LogWriter`."""
-    monkeypatch.setattr(reference_server, "log_writer", PlainLog())
+# For all tests but those of the log itself, which make a `LogWriter`. It has no state, so one is enough.
+reference_server.log_writer = PlainLog()  # type: ignore[assignment]
 
 
 @pytest.fixture

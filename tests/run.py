@@ -17,8 +17,14 @@ from typing import IO
 
 TESTS = Path(__file__).resolve().parent
 PARTS = [[TESTS / f"test_{name}.py" for name in names.split()] for names in (  # and a fourth one: all others
-    "client lessons limits shutdown", "readme state stdio", "cases registry log mcp_sh tasks fuzz carriers options")]
+    "client lessons limits shutdown stdio", "readme refusals source state",
+    "cases registry mcp_sh tasks fuzz carriers options")]
 PATIENCE = 20.0  # seconds for a part to clear up after Ctrl-C
+# Without what no test here uses, each of which costs something before and after every test. Descriptors are not caught:
+# what is written there is in the part's own output. A cache is nothing that several parts can share.
+LEAN = ["--capture=sys", *(word for name in (
+    "cacheprovider", "doctest", "faulthandler", "junitxml", "logging", "pastebin", "setuponly", "setupplan", "stepwise",
+    "unittest") for word in ("-p", f"no:{name}"))]
 LONGEST = 300.0  # seconds for a part: one that hangs is ended, and has failed
 
 
@@ -27,7 +33,7 @@ def start(out: IO[bytes], err: IO[bytes], *arguments: str | Path) -> subprocess.
     # PYTHONMALLOC: the development mode's allocator checks C code, of which there is none here. Without bytecode each
     # of some two hundred processes would compile the server anew.
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
-    return subprocess.Popen([sys.executable, "-X", "dev", "-W", "error", "-m", "pytest", "-q", *arguments],
+    return subprocess.Popen([sys.executable, "-X", "dev", "-W", "error", "-m", "pytest", "-q", *LEAN, *arguments],
                             cwd=TESTS.parent, env=environment | {"PYTHONMALLOC": "default"}, stdout=out, stderr=err,
                             start_new_session=True)
 

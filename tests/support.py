@@ -1,9 +1,12 @@
 """What the tests share: a server on a free port, requests as literal octets, answers taken apart. No sleeping."""
 
+import ast
 import contextlib
+import functools
 import json
 import os
 import queue
+import re
 import selectors
 import socket
 import subprocess
@@ -11,6 +14,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import reference_server
@@ -25,6 +29,11 @@ TASKS = "io.modelcontextprotocol/tasks"
 if os.environ.get("MCP_TEST_SELECTOR") == "select":  # the whole suite as on a system that has nothing better
     HttpServer.selecting = reference_server.Selecting = selectors.SelectSelector
 PATIENCE = 10.0  # seconds that any wait of a test may take; reaching it is a failure
+ROOT = Path(__file__).resolve().parents[1]
+# Python's arguments for the server as a process, in the folder ROOT. It is the same start as `reference_server.py`, but
+# from cached bytecode: a script is compiled each time, which takes longer than all the rest of its start. What users
+# type is started in test_options.py, test_shutdown.py, test_cases.py.
+SERVER_MODULE = ("-m", "reference_server")
 
 
 def meta(capabilities: dict[str, Any] | None = None, **more: Any) -> dict[str, Any]:
@@ -231,6 +240,61 @@ def killed_at_last(process: subprocess.Popen[Any]) -> Iterator[None]:
     finally:
         watchdog.cancel()
         process.kill()
+
+
+BY_HAND = '''
+import contextlib, io, json, os, runpy, sys
+root, before, commands = json.loads(sys.argv[1])
+exec(before)
+path, outcomes = sys.path[1:], []
+for script, *arguments in commands:
+    for name in [name for name, one in sys.modules.items() if (getattr(one, "__file__", "") or "").startswith(root)]:
+        del sys.modules[name]
+    sys.argv, sys.path = [script, *arguments], [os.path.dirname(script), *path]
+    with contextlib.redirect_stdout(io.StringIO()) as out, contextlib.redirect_stderr(io.StringIO()) as err:
+        status = 0
+        try:
+            runpy.run_path(script, run_name="__main__")
+        except SystemExit as end:
+            status = end.code or 0
+            if isinstance(status, str):
+                print(status, file=sys.stderr)
+                status = 1
+    outcomes.append([status, out.getvalue(), err.getvalue()])
+print(json.dumps(outcomes))
+'''
+
+
+def by_hand(*commands: tuple[str, ...], before: str = "") -> list[tuple[int, str, str]]:
+    """Exit status, stdout and stderr of scripts that end by themselves, `(path, *arguments)` each.
+
+    One process plays all, each with the path and the modules that it would have on its own; `before` is run first.
+    """
+    scripts = [[str(ROOT / script), *arguments] for script, *arguments in commands]
+    told = json.dumps([str(ROOT), before, scripts])
+    done = subprocess.run([sys.executable, "-c", BY_HAND, told], cwd="/", capture_output=True, text=True,
+                          timeout=2 * PATIENCE)
+    assert done.returncode == 0, done.stderr
+    return [(status, out, err) for status, out, err in json.loads(done.stdout)]
+
+
+@functools.cache
+def source_of(path: str) -> str:
+    """The text of a file, by its path from the top."""
+    return (ROOT / path).read_text(encoding="utf-8")
+
+
+@functools.cache
+def named_tests(name: str) -> dict[str, str]:
+    """The tests of a file and their docstrings. Found in its text, since it takes seconds to parse all the files."""
+    pattern = r'(?ms)^ *def (test_\w+)\(.*?\)(?: -> \w+)?:\n(?: +"""(.*?)""")?'
+    return {name: words for name, words in re.findall(pattern, source_of(f"tests/{name}"))}
+
+
+@functools.cache
+def nodes_of(path: str) -> tuple[ast.AST, ...]:
+    """The syntax of a module, its tree first, as `ast.walk` gives it; parsed once, so it must not be changed."""
+    return tuple(ast.walk(ast.parse(source_of(path))))
 
 
 def eventually(condition: Callable[[], bool]) -> bool:

@@ -24,12 +24,10 @@ import spoof
 import three_ways
 from gateway import Gateway
 from legacy_server import LegacyServer
-from support import PATIENCE, Connection, eventually, message, octets, running
+from support import PATIENCE, ROOT, Connection, by_hand, eventually, message, octets, running
 from three_ways import Exchange, Plan, serving
 
-from reference_server import Cancelled, Endpoint, Request, Server, Wire, demo_server
-
-ROOT = Path(__file__).resolve().parents[1]
+from reference_server import Cancelled, Endpoint, HttpServer, Request, Server, Wire, demo_server, main
 
 # ------------------------------------------------------------------------------------------------------ gateway
 
@@ -209,31 +207,23 @@ SERVERS = {"gateway.py": ["3000"], "legacy_server.py": [], "bad_tool.py": []}  #
 SCRIPTS = [*SERVERS, "client.py", "spoof.py", "three_ways.py", "cuts.py", "header_values.py"]
 
 
-@pytest.mark.parametrize("script", SCRIPTS)
-def test_every_script_explains_itself(script: str) -> None:
+def test_every_script_explains_itself() -> None:
     """Choice: --help is what a newcomer tries; it does nothing but print."""
-    command = [sys.executable, LESSONS / script, "--help"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert f"python tests/lessons/{script}" in done.stdout
+    done = by_hand(*((f"tests/lessons/{script}", "--help") for script in SCRIPTS))
+    for script, (status, out, err) in zip(SCRIPTS, done, strict=True):
+        assert (script, status, err) == (script, 0, "")
+        assert f"python tests/lessons/{script}" in out
 
 
-OLD_PYTHON = """
-import os, runpy, sys
-sys.version_info, sys.version = (3, 10, 9, "final", 0), "3.10.9 (a test)"
-sys.argv = [sys.argv[1], "--help"]
-sys.path.insert(0, os.path.dirname(sys.argv[0]))
-runpy.run_path(sys.argv[0], run_name="__main__")
-"""
+OLD_PYTHON = 'sys.version_info, sys.version = (3, 10, 9, "final", 0), "3.10.9 (a test)"'
 
 
-@pytest.mark.parametrize("script", ["reference_server.py", *(f"tests/lessons/{script}" for script in SCRIPTS)])
-def test_an_old_python_is_told_so_in_one_sentence(script: str) -> None:
+def test_an_old_python_is_told_so_in_one_sentence() -> None:
     """Choice: a syntax or type error from deep inside says nothing to a newcomer."""
-    command = [sys.executable, "-c", OLD_PYTHON, ROOT / script]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE)
-    assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr == f"{Path(script).name} needs Python 3.11 or newer, this is 3.10.9\n"
+    scripts = ["reference_server.py", *(f"tests/lessons/{script}" for script in SCRIPTS)]
+    done = by_hand(*((script, "--help") for script in scripts), before=OLD_PYTHON)
+    for script, outcome in zip(scripts, done, strict=True):
+        assert outcome == (1, "", f"{Path(script).name} needs Python 3.11 or newer, this is 3.10.9\n")
 
 
 @pytest.mark.parametrize("script", SERVERS)
@@ -252,17 +242,15 @@ def test_a_server_says_where_it_is_and_ends_with_ctrl_c(script: str) -> None:
     assert (process.returncode, rest) == (0, "")
 
 
-@pytest.mark.parametrize("script", SERVERS)
-def test_a_port_that_is_taken_is_one_sentence_that_says_how_to_go_on(
-        script: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_port_that_is_taken_is_one_sentence_that_says_how_to_go_on() -> None:
     """Choice: on a learner's machine 3001 may well be taken."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
-        command = [sys.executable, LESSONS / script, *SERVERS[script], port]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE)
-    assert (done.returncode, done.stdout) == (1, "")
-    assert re.fullmatch(rf"{script}: cannot listen on port {port}: .+ Give another port as the last argument\.\n",
-                        done.stderr)
+        done = by_hand(*((f"tests/lessons/{script}", *before, port) for script, before in SERVERS.items()))
+    for script, (status, out, err) in zip(SERVERS, done, strict=True):
+        assert (script, status, out) == (script, 1, "")
+        told = rf"{script}: cannot listen on port {port}: .+ Give another port as the last argument\.\n"
+        assert re.fullmatch(told, err)
 
 
 @pytest.mark.parametrize("port", ["99999", "-1", "x"])
@@ -276,19 +264,25 @@ def test_a_port_that_is_none_is_refused(port: str, capsys: pytest.CaptureFixture
 # ---------------------------------------------------------------------------------------- what a newcomer is told
 
 
-def test_the_server_says_how_to_go_on_when_its_port_is_taken() -> None:
+def test_the_server_says_how_to_go_on_when_its_port_is_taken(
+        monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """Choice: on a learner's machine 3000 may well be taken; the lessons must know of the other port."""
+    monkeypatch.setattr(HttpServer, "serve_forever", lambda _: pytest.fail("it listens there"))
     with socket.create_server(("127.0.0.1", 0)) as taken:
-        command = [sys.executable, ROOT / "reference_server.py", "--port", str(taken.getsockname()[1])]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE)
-    assert (done.returncode, done.stdout) == (1, "")
-    assert "--port 3005" in done.stderr and "export MCP=http://127.0.0.1:3005/mcp" in done.stderr
+        monkeypatch.setattr(sys, "argv", ["reference_server.py", "--port", str(taken.getsockname()[1])])
+        status = main()
+    out, err = capsys.readouterr()
+    assert (status, out) == (1, "")
+    assert "--port 3005" in err and "export MCP=http://127.0.0.1:3005/mcp" in err
 
 
-def test_the_servers_help_has_an_example_and_its_options_in_groups() -> None:
+def test_the_servers_help_has_an_example_and_its_options_in_groups(
+        monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """Choice: a learner needs five of the options and should not have to read the others to find them."""
-    command = [sys.executable, ROOT / "reference_server.py", "--help"]
-    out = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE).stdout
+    monkeypatch.setattr(sys, "argv", ["reference_server.py", "--help"])
+    with pytest.raises(SystemExit):
+        main()
+    out = capsys.readouterr().out
     assert re.search("(?i)example", out) and "python3 reference_server.py --" in out
     assert len(re.findall(r"(?m)^[A-Za-z][^\n]*:$", out)) >= 3  # the options themselves, and two groups
 

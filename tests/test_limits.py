@@ -11,16 +11,14 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
-from support import PATIENCE, Connection, Lines, Running, eventually, message, octets, running
+from support import PATIENCE, ROOT, Connection, Lines, Running, eventually, message, octets, running
 
 import reference_server
 from reference_server import RateLimit, Request, Server
 
-ROOT = Path(__file__).resolve().parents[1]
 QUICK = message("tools/call", {"name": "quick", "arguments": {}})
 DISCOVER = message("server/discover")
 
@@ -403,7 +401,7 @@ def test_the_buckets_of_users_long_gone_are_forgotten(monkeypatch: pytest.Monkey
 
 def test_out_of_descriptors_it_says_so_once_waits_and_goes_on() -> None:
     """Choice: connections wait in the kernel until one ends; the log is not filled with what it can read once."""
-    command = 'ulimit -n 32; exec "$0" -X dev -W error reference_server.py --port 0'
+    command = 'ulimit -n 32; exec "$0" -X dev -W error -m reference_server --port 0'
     server = subprocess.Popen(["sh", "-c", command, sys.executable], cwd=ROOT, stderr=subprocess.PIPE, text=True)
     watchdog = threading.Timer(PATIENCE, server.kill)
     watchdog.start()

@@ -11,16 +11,25 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
-from support import PATIENCE, Connection, Lines, call_tool, eventually, killed_at_last, message, octets, running
+from support import (
+    PATIENCE,
+    ROOT,
+    SERVER_MODULE,
+    Connection,
+    Lines,
+    call_tool,
+    eventually,
+    killed_at_last,
+    message,
+    octets,
+    running,
+)
 
 import reference_server
 from reference_server import MAX_LOG_LINE, MAX_LOG_LINES, Exchange, LogWriter, Request, Server, Wire, log_fault
-
-ROOT = Path(__file__).resolve().parents[1]
 
 
 class Pipe:
@@ -361,17 +370,21 @@ def environment() -> dict[str, str]:
 
 
 @contextlib.contextmanager
-def process(*options: str, closed: str = "", **streams: Any) -> Iterator[subprocess.Popen[bytes]]:
+def process(*options: str, closed: str = "", code: tuple[str, ...] = SERVER_MODULE,
+            **streams: Any) -> Iterator[subprocess.Popen[bytes]]:
     """A server; `closed`: descriptors that it does not get, in the shell's words. Killed after PATIENCE."""
-    command = ["sh", "-c", f'exec "$@" {closed}', "sh", sys.executable, "reference_server.py", *options]
+    command = ["sh", "-c", f'exec "$@" {closed}', "sh", sys.executable, *code, *options]
     with subprocess.Popen(command, cwd=ROOT, env=environment(), **streams) as one, killed_at_last(one):
         yield one
 
 
+TERSE = "import sys, reference_server; reference_server.MAX_LOG_LINES = 1000; sys.exit(reference_server.main())"
+
+
 def test_an_unread_log_loses_no_answer_and_tells_what_it_dropped() -> None:
-    """Choice: over stdio too every answer comes, however long nobody reads stderr."""
-    pipe, count = subprocess.PIPE, 21_000
-    with process("--stdio", stdin=pipe, stdout=pipe, stderr=pipe) as server:
+    """Choice: over stdio too every answer comes, however long nobody reads stderr; with a tenth of the lines, here."""
+    pipe, count = subprocess.PIPE, 5_000  # those that wait, as many in the writer's hands, and the pipe's 64 KB
+    with process("--stdio", code=("-c", TERSE), stdin=pipe, stdout=pipe, stderr=pipe) as server:
         assert server.stdin and server.stdout and server.stderr
         threading.Thread(target=lambda: (server.stdin.write(b"{\n" * count), server.stdin.flush())).start()
         for _ in range(count):

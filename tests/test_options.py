@@ -7,9 +7,11 @@ import contextlib
 import errno
 import os
 import re
+import runpy
 import selectors
 import signal
 import socket
+import sqlite3
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -270,13 +272,14 @@ def test_an_old_python_is_one_sentence() -> None:
             assert re.fullmatch(r"reference_server.py needs Python 3\.11 or newer, this is 3\.\d+\.\d+\n", done.stderr)
 
 
-def test_an_old_sqlite_is_one_sentence() -> None:
+def test_an_old_sqlite_is_one_sentence(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """Choice: the oldest that has every statement used here, checked in one place before any of them."""
-    code = (f"import sqlite3, runpy; sqlite3.sqlite_version_info, sqlite3.sqlite_version = (3, 34, 1), '3.34.1';"
-            f"runpy.run_path({str(ROOT / 'reference_server.py')!r}, run_name='__main__')")
-    done = run(sys.executable, "-c", code)
-    assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr == "reference_server.py needs SQLite 3.35 or newer (RETURNING), this is 3.34.1\n"
+    monkeypatch.setattr(sqlite3, "sqlite_version_info", (3, 34, 1))
+    monkeypatch.setattr(sqlite3, "sqlite_version", "3.34.1")
+    with pytest.raises(SystemExit) as ended:
+        runpy.run_path(str(ROOT / "reference_server.py"), run_name="__main__")
+    assert ended.value.code == "reference_server.py needs SQLite 3.35 or newer (RETURNING), this is 3.34.1"
+    assert capsys.readouterr() == ("", "")
 
 
 def test_it_finds_its_modules_whatever_the_interpreter_looks_at() -> None:

@@ -1,7 +1,8 @@
 """The README is true: each command block is run, in its order, and what follows it is what comes out.
 
 Time runs 40 times faster here than for a reader: every number of seconds in a command is divided by that, unless it is
-less than one. Blocks that start a server, or that the paragraph before puts into "the third terminal", get a terminal
+less than one. A server's steps are 20 times as fast, since it must still be at work when it is asked what it does.
+Blocks that start a server, or that the paragraph before puts into "the third terminal", get a terminal
 of their own and go on until the next block for that terminal; the reader presses Ctrl-C there, and so does the test.
 `npx`, `make spoof` and `make three-ways` are not run. COURSE_SHELL=zsh or =dash plays the course in that shell.
 """
@@ -23,11 +24,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-from support import PATIENCE
+from support import PATIENCE, ROOT, named_tests, nodes_of, source_of
 
 import reference_server
 
-ROOT = Path(__file__).resolve().parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 REFERENCE = (ROOT / "tests" / "README.md").read_text(encoding="utf-8")
 FASTER = 40
@@ -136,6 +136,11 @@ class Terminal:
 
 
 END = "--- end of the block ---"
+# The server as a module, which is not compiled anew each time: the course starts eight of them.
+PYTHON3 = """#!/bin/sh
+[ "$1" = reference_server.py ] && shift && set -- -m reference_server "$@"
+exec "$PYTHON" "$@"
+"""
 
 
 class Course:
@@ -144,7 +149,7 @@ class Course:
     def __init__(self, folder: Path) -> None:
         self.ports = {port: free_port() for port in PORTS}
         self.folder = str(folder)
-        (folder / "python3").write_text('#!/bin/sh\nexec "$PYTHON" "$@"\n')
+        (folder / "python3").write_text(PYTHON3)
         (folder / "python3").chmod(0o755)
         outer = {name: value for name, value in os.environ.items() if not name.startswith(("MCP", "PYTHON"))}
         port = self.ports["3000"]
@@ -170,7 +175,7 @@ class Course:
     def adapted(self, text: str) -> str:
         """A block as it is run: its ports are free ones, its times are short."""
         text = "\n".join(self.adapted_output(text)).replace("/tmp/lesson", f"{self.folder}/lesson")
-        text = re.sub(r"reference_server\.py(?! --wire)", f"reference_server.py --step-seconds {1 / FASTER}", text)
+        text = re.sub(r"reference_server\.py(?! --wire)", f"reference_server.py --step-seconds {2 / FASTER}", text)
         if SHELL[0] == "dash":
             text = re.sub("(?m)^source ", ". ./", text)
         return re.sub(r"( -m|sleep) ([1-9][0-9.]*)", lambda match: f"{match[1]} {float(match[2]) / FASTER:.4f}", text)
@@ -312,7 +317,7 @@ def names_in(path: str) -> dict[str, int]:
                         if isinstance(one, ast.Name):
                             names[prefix + one.id] = node.end_lineno or node.lineno
 
-    collect(ast.parse((ROOT / path).read_text(encoding="utf-8")).body, "")
+    collect(nodes_of(path)[0].body, "")  # type: ignore[attr-defined]
     return names
 
 
@@ -377,7 +382,7 @@ def test_the_map_leads_to_functions_and_tests_that_exist(row: list[str]) -> None
     assert heading in HEADINGS[page]
     assert function.strip("`") in ALL_NAMES
     file, name = re.findall(r"`([^`]+)`", test)
-    assert name in names_in(f"tests/{file}")
+    assert name in named_tests(file)
 
 
 def test_the_map_has_each_section_once() -> None:
@@ -387,11 +392,10 @@ def test_the_map_has_each_section_once() -> None:
 
 def owners_of_choices(path: str) -> list[str]:
     """For each `choice:` in a file the innermost function it stands in, or the constant at or after it."""
-    source = (ROOT / path).read_text(encoding="utf-8")
-    functions = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.FunctionDef)]
+    functions = [node for node in nodes_of(path) if isinstance(node, ast.FunctionDef)]
     names = {line: name for name, line in NAMES[path].items()}
     owners = []
-    for number, line in enumerate(source.splitlines(), 1):
+    for number, line in enumerate(source_of(path).splitlines(), 1):
         if re.search(r"(# |; |^ +)choice: ", line):
             around = [node for node in functions if node.lineno <= number <= (node.end_lineno or 0)]
             innermost = max((node.lineno for node in around if node.lineno in names), default=0)

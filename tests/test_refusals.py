@@ -6,17 +6,16 @@ import json
 import os
 import re
 from collections.abc import Iterator
-from pathlib import Path
+from functools import cache
 
 import pytest
-from support import META, Lines, Running, message, running
+from support import META, ROOT, Lines, Running, message, nodes_of, running, source_of
 from test_ladder import MAX_BODY, ROWS, Row, Spy, spoiled
 
 import headers
 from headers import BadHead, HeaderMismatch, Refused
 from reference_server import MAX_MESSAGE, Rejection, StdioTransport, rejection_for
 
-ROOT = Path(__file__).resolve().parents[1]
 MODULES = ["reference_server.py", "headers.py", "sse.py"]
 HEADINGS = json.loads((ROOT / "tests" / "spec_headings.json").read_text(encoding="utf-8"))
 # What refuses: the name of its rule's argument, and where that stands if it stands without a name.
@@ -41,7 +40,7 @@ def literals(node: ast.expr | None) -> list[str]:
 
 def refusals(name: str) -> Iterator[tuple[int, str, ast.expr | None]]:
     """The line, the kind and the rule of each refusal in a module."""
-    for node in ast.walk(ast.parse((ROOT / name).read_text(encoding="utf-8"))):
+    for node in nodes_of(name):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in REFUSALS:
             member, place = REFUSALS[node.func.id]
             named = [keyword.value for keyword in node.keywords if keyword.arg == member]
@@ -53,9 +52,8 @@ def refusals(name: str) -> Iterator[tuple[int, str, ast.expr | None]]:
 
 def assigned(name: str) -> set[str]:
     """Every text that a module gives to a variable `rule`."""
-    tree = ast.parse((ROOT / name).read_text(encoding="utf-8"))
     found = set()
-    for node in ast.walk(tree):
+    for node in nodes_of(name):
         if isinstance(node, ast.Assign):
             for target in node.targets:
                 names = target.elts if isinstance(target, ast.Tuple) else [target]
@@ -65,11 +63,17 @@ def assigned(name: str) -> set[str]:
     return found
 
 
+@cache
+def middle() -> tuple[int, int]:
+    """Where the server's part 2 begins, and its part 5."""
+    lines = source_of("reference_server.py").splitlines()
+    first, last = (number for number, text in enumerate(lines, 1) if text.startswith(("# Part 2.", "# Part 5.")))
+    return first, last
+
+
 def part_of(line: int) -> str:
     """"2 to 4" for a line of those parts of the server, which others are filling at the moment."""
-    lines = (ROOT / "reference_server.py").read_text(encoding="utf-8").splitlines()
-    middle = [number for number, text in enumerate(lines, 1) if text.startswith(("# Part 2.", "# Part 5."))]
-    return "2 to 4" if middle[0] < line < middle[1] else "1 and 5"
+    return "2 to 4" if middle()[0] < line < middle()[1] else "1 and 5"
 
 
 @pytest.mark.parametrize("name, part", [

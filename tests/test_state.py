@@ -17,7 +17,7 @@ import types
 from pathlib import Path
 
 import pytest
-from support import PATIENCE, Listener, alive, call_tool, dies, eventually, respond, running, sweep
+from support import PATIENCE, ROOT, SERVER_MODULE, Listener, alive, call_tool, dies, eventually, respond, running, sweep
 from walks import KNOWS_TASKS, WALKS, Client, RoundRobin
 
 import reference_server
@@ -36,7 +36,6 @@ from reference_server import (
     try_lock,
 )
 
-SERVER = Path(reference_server.__file__)
 A_DAY = 86_400
 STEPS = 5
 
@@ -241,6 +240,8 @@ def test_a_task_is_taken_up_by_exactly_one_of_many(path):
 def test_a_worker_whose_row_was_taken_up_by_another_writes_nothing_more(one, two, path, lines):
     """Choice: each write asks for owner and run: should its lock be lost (here: removed), the work is done once."""
     task = one.create()
+    one.stopped.set()  # its keeper hangs, or it might be the one that takes up the row
+    one.keeper.join(PATIENCE)
     os.remove(f"{path}-instance-{one.store.instance}")  # a missing one counts as free
     assert two.step() == 1
     before = two.row(task)
@@ -308,11 +309,11 @@ def test_a_tool_that_kills_its_process_does_not_kill_for_ever(path, tmp_path):
                                 " (?, 'u', ?, ?, 0, 60000, ?)", name, name, reference_server.time.time(),
                                 json.dumps({"params": {"name": name, "arguments": {}}, "responses": {}, "state": None}))
         for _ in range(3):
-            with subprocess.Popen([sys.executable, "-c", code, path], cwd=SERVER.parent,
+            with subprocess.Popen([sys.executable, "-c", code, path], cwd=ROOT,
                                   stderr=subprocess.DEVNULL) as process:
                 assert process.wait(PATIENCE) == -signal.SIGKILL
         assert eventually(lambda: maker.row("kill")["status"] == "failed")
-        with subprocess.Popen([sys.executable, "-c", code, path], cwd=SERVER.parent, stderr=subprocess.DEVNULL) as heir:
+        with subprocess.Popen([sys.executable, "-c", code, path], cwd=ROOT, stderr=subprocess.DEVNULL) as heir:
             assert eventually(lambda: maker.row("good")["status"] == "completed")
             assert heir.poll() is None
             heir.kill()
@@ -417,8 +418,8 @@ def test_an_answer_to_an_instance_without_the_tool_is_taken_and_the_work_goes_on
 
 def test_a_killed_process_loses_no_task_and_none_of_its_recorded_steps(path):
     """MUST (Tasks Extension › Task Creation): no handle is returned until the task is durably created."""
-    command = [sys.executable, "-X", "dev", str(SERVER), "--port", "0", "--state", path, "--step-seconds", "0.02"]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+    command = [sys.executable, "-X", "dev", *SERVER_MODULE, "--port", "0", "--state", path, "--step-seconds", "0.02"]
+    with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True) as process:
         try:
             client = Client(int(process.stderr.readline().partition("/mcp")[0].rpartition(":")[2]))
             asks_nothing = {"extensions": KNOWS_TASKS["extensions"]}
@@ -506,7 +507,7 @@ def test_a_child_process_that_lives_on_does_not_hold_the_lock(path):
     code = (f"import os, reference_server as r; s = r.Store({path!r}); print(s.instance, flush=True)\n"
             "if os.fork():\n os.kill(os.getpid(), 9)\n"
             "print(flush=True)\nos.read(0, 1)")
-    with subprocess.Popen([sys.executable, "-c", code], cwd=SERVER.parent, stdin=subprocess.PIPE,
+    with subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, stdin=subprocess.PIPE,
                           stdout=subprocess.PIPE, text=True) as process:
         instance = process.stdout.readline().strip()
         assert process.wait(PATIENCE) == -signal.SIGKILL
@@ -908,7 +909,7 @@ def test_many_processes_may_start_on_a_new_file_at_the_same_moment(tmp_path):
             f" s = r.Store({str(tmp_path / 'state')!r}); r.demo_server(0, s); print(s.secret.hex()); s.close()")
     with contextlib.ExitStack() as stack:
         processes = [stack.enter_context(subprocess.Popen(
-            [sys.executable, "-c", code], cwd=SERVER.parent, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+            [sys.executable, "-c", code], cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
             stderr=subprocess.PIPE, text=True)) for _ in range(4)]
         for process in processes:
             assert process.stdout.readline() == "ready\n"
@@ -1117,8 +1118,8 @@ def test_the_keepers_writes_do_not_wait_at_all(one, two, path, lines, monkeypatc
 
 def test_a_process_whose_write_waits_ends_when_it_is_asked_to(path):
     """Choice: no end waits for another process: within three seconds here, though a write would wait for five."""
-    command = [sys.executable, "-X", "dev", str(SERVER), "--port", "0", "--state", path]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+    command = [sys.executable, "-X", "dev", *SERVER_MODULE, "--port", "0", "--state", path]
+    with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True) as process:
         port = int(process.stderr.readline().partition("/mcp")[0].rpartition(":")[2])
         task = Client(port).result_of("build_report", {"month": "May"}, capabilities=KNOWS_TASKS)["taskId"]
         with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as other:

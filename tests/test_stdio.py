@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support import PATIENCE, HastyClock, Lines, eventually, killed_at_last, message
+from support import PATIENCE, ROOT, SERVER_MODULE, HastyClock, Lines, eventually, killed_at_last, message
 
 import reference_server
 from reference_server import (
@@ -33,7 +33,6 @@ from reference_server import (
     demo_server,
 )
 
-ROOT = Path(__file__).resolve().parents[1]
 ANYTHING: dict[str, Any] = {"type": "object"}
 
 
@@ -107,7 +106,7 @@ class Gated(Server):
     def __init__(self) -> None:
         super().__init__("gated", "1")
         self.begun = threading.Semaphore(0)  # one for each call of build_report that waits
-        self.go, self.stopped = threading.Event(), threading.Event()
+        self.go, self.cancelled = threading.Event(), threading.Event()
         self.seen = False  # what `wait` saw when it looked whether it was cancelled
 
         @self.tool("echo", "Says it again.", ANYTHING)
@@ -123,7 +122,7 @@ class Gated(Server):
                 while not self.go.is_set():
                     request.sleep(0.005)
             except Cancelled:
-                self.stopped.set()
+                self.cancelled.set()
                 raise
             return "finished"
 
@@ -356,7 +355,7 @@ def test_a_notification_cancels_the_request_that_it_names(pipes: Pipes, gated: G
     pipes.call("build_report", {}, id, progressToken="t")
     assert pipes.next()["params"]["progress"] == 1
     pipes.send(cancel(id))
-    assert gated.stopped.wait(PATIENCE)
+    assert gated.cancelled.wait(PATIENCE)
     assert log.wait_for("[ref] build_report cancelled at step 2 (notifications/cancelled: enough)")
     pipes.call("echo", {"text": "next"}, "after")
     assert pipes.next()["id"] == "after"
@@ -373,10 +372,10 @@ def test_another_id_or_type_cancels_nothing(pipes: Pipes, gated: Gated, id: Any,
     gated.wait_until_it_waits()
     pipes.send(cancel(other), call("echo", {"text": "read"}, "after"))
     assert pipes.next()["id"] == "after"  # so the cancellation has been read
-    assert not gated.stopped.is_set()
+    assert not gated.cancelled.is_set()
     gated.go.set()
     assert text_of(pipes.next()) == "finished"
-    assert not gated.stopped.is_set()
+    assert not gated.cancelled.is_set()
 
 
 @pytest.mark.parametrize("note", [
@@ -407,7 +406,7 @@ def test_a_cancelled_request_that_has_not_begun_stops_at_its_first_step(pipes: P
     """MUST (stdio › Cancellation): nothing at all is sent for it, and the log says why."""
     pipes.send(call("build_report", {}, 1), cancel(1))
     line = re.compile(r"\[ref\] build_report cancelled at step [12] \(notifications/cancelled: enough\)")
-    assert gated.stopped.wait(PATIENCE)
+    assert gated.cancelled.wait(PATIENCE)
     pipes.call("echo", {"text": "next"}, "after")
     assert pipes.next()["id"] == "after"
     with log.condition:
@@ -523,7 +522,7 @@ def test_output_that_is_closed_ends_the_server(gated: Gated, log: Lines) -> None
     pipes.call("echo", {"text": "x"}, 2)
     pipes.thread.join(PATIENCE)
     assert not pipes.thread.is_alive()
-    assert gated.stopped.wait(PATIENCE)
+    assert gated.cancelled.wait(PATIENCE)
     os.close(pipes.input)
     check_all_ended(pipes)
     assert "Traceback" not in log.text
@@ -594,7 +593,7 @@ def process(*arguments: str, **environment: str) -> Iterator[subprocess.Popen[by
         yield one
 
 
-SERVER = ("-W", "error", "reference_server.py", "--stdio")
+SERVER = ("-W", "error", *SERVER_MODULE, "--stdio")
 
 
 def exchange(server: subprocess.Popen[bytes], *messages: dict[str, Any]) -> tuple[list[Any], list[str]]:
@@ -702,6 +701,9 @@ def test_end_of_input_ends_the_process_even_with_a_slow_call_and_a_subscription(
 # ------------------------------------------------------------------------------------ whatever a parent hands over
 
 
+BLANK = b" " * 4095 + b"\n"
+
+
 @pytest.fixture
 def gone(gated: Gated, log: Lines) -> Iterator[Pipes]:
     """The server over pipes whose output is full from the start; the test empties it."""
@@ -709,7 +711,7 @@ def gone(gated: Gated, log: Lines) -> Iterator[Pipes]:
     os.set_blocking(pipes.sink, False)
     with contextlib.suppress(BlockingIOError):
         while True:
-            os.write(pipes.sink, b"\n" * 4096)
+            os.write(pipes.sink, BLANK)
     os.set_blocking(pipes.sink, True)
     yield pipes
     gated.go.set()
@@ -724,8 +726,8 @@ def test_a_full_output_keeps_nobody_from_reading(gone: Pipes, gated: Gated, log:
     gated.wait_until_it_waits()
     gone.write((line + b"\n") * 3)
     gone.send(cancel(1))
-    assert gated.stopped.wait(PATIENCE)
-    answers = [json.loads(next(one for one in iter(gone.line, b"") if one != b"\n")) for _ in range(3)]
+    assert gated.cancelled.wait(PATIENCE)
+    answers = [json.loads(next(one for one in iter(gone.line, b"") if one != BLANK)) for _ in range(3)]
     assert all("error" in one or one["id"] == 9 for one in answers)
     assert gone.end() == []
 
@@ -772,7 +774,7 @@ def test_at_the_end_of_input_answers_wait_for_a_reader_that_comes_late(gone: Pip
     while lines.count(b"}\n") < count:
         assert select.select([gone.output], [], [], PATIENCE)[0]
         lines += os.read(gone.output, 65536)
-    answers = [json.loads(one) for one in lines.split(b"\n") if one]
+    answers = [json.loads(one) for one in lines.split(b"\n") if one.strip()]
     assert sorted(one["id"] for one in answers) == list(range(count))
     gone.thread.join(PATIENCE)
     assert not gone.thread.is_alive() and gone.transport.outbox.behind == 0

@@ -109,8 +109,10 @@ class Started:
         self.start, self.host = start, dict(start.options).get("--host", "127.0.0.1")
         self.port = next(port for port in iter(lambda: random.randrange(10_000, 30_000), 0) if is_free(port))
         environment = dict(os.environ) | {name: value for name, value in start.options if name == "PORT"}
-        command = [sys.executable, *(value for name, value in start.options if name == "python"),
-                   str(ROOT / "reference_server.py")]
+        flags = [value for name, value in start.options if name == "python"]
+        # as a module it is not compiled anew; what -I is given must be the script
+        server = [str(ROOT / "reference_server.py")] if "-I" in flags else ["-m", "reference_server"]
+        command = [sys.executable, *flags, *server]
         for name, value in start.options:
             if name.startswith("--"):
                 command += [name] if name == "--wire" else [f"{name}={value.replace('{folder}', folder)}"]
@@ -120,8 +122,8 @@ class Started:
         ends = [opened(state, number) for number, state in enumerate(start.streams)]
         closed = "".join(f" {number}<&-" for number, state in enumerate(start.streams) if state == "closed")
         self.stdin, self.stdout, self.stderr = (ours for _, ours in ends)
-        self.process = subprocess.Popen(["/bin/sh", "-c", f'exec "$@"{closed}', "sh", *command], env=environment,
-                                        stdin=ends[0][0], stdout=ends[1][0], stderr=ends[2][0])
+        self.process = subprocess.Popen(["/bin/sh", "-c", f'exec "$@"{closed}', "sh", *command], cwd=ROOT,
+                                        env=environment, stdin=ends[0][0], stdout=ends[1][0], stderr=ends[2][0])
         for child, _ in ends:
             os.close(child)
 
