@@ -252,13 +252,14 @@ def test_whatever_a_params_member_is_the_reader_goes_on(pipes: Pipes, log: Lines
 
 
 def test_a_fault_of_the_reader_costs_one_line(pipes: Pipes, log: Lines, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Choice: whatever goes wrong with a line, the next one is read."""
+    """Choice: whatever goes wrong with a line, the next one is read, and may have the same id."""
     with monkeypatch.context() as patch:
         patch.setattr(pipes.server, "is_quick", None)
         pipes.send(message("tools/list", id=1))
         assert pipes.next()["error"]["code"] == -32603
-    pipes.send(message("tools/list", id=2))
-    assert pipes.next()["id"] == 2
+    for id in (1, 2):
+        pipes.send(message("tools/list", id=id))
+        assert "result" in pipes.next()
 
 
 def test_a_line_that_never_ends_costs_no_memory(pipes: Pipes) -> None:
