@@ -2377,7 +2377,7 @@ def add_weather(server: Server) -> None:
 
     def weather(location: str) -> Json:
         number = sum(map(ord, location.strip().lower()))
-        return {"temperature": number % 35 - 5, "conditions": ("sunny", "cloudy", "rainy", "windy")[number % 4],
+        return {"temperature": number % 35 - 1, "conditions": ("windy", "cloudy", "rainy", "sunny")[number % 4],
                 "humidity": 30 + number % 60}
 
     @server.tool("get_weather", "The weather at a place, as text.", takes(location=TEXT), annotations=READS, quick=True)

@@ -471,3 +471,20 @@ def test_without_poll_stdio_is_served(poorer: ModuleType, log: Lines, monkeypatc
     for descriptor in (source, sink, from_server):
         os.close(descriptor)
     server.store.close()
+
+
+# ------------------------------------------------------------------------------------------------- slow quick tools
+
+
+@pytest.mark.parametrize("limit, named", [(-1.0, True), (PATIENCE, False)])
+def test_a_quick_tool_that_holds_up_everybody_is_named(monkeypatch: pytest.MonkeyPatch, log: Lines, limit: float,
+                                                       named: bool) -> None:
+    """Choice: the loop waits for a quick tool, so its author is told when it takes too long; here, any time at all."""
+    monkeypatch.setattr(reference_server, "SLOW_QUICK", limit)
+    server = Server("slow", "1.0")
+    server.tool("slow", "Is quick, or so it says.", {"type": "object"}, quick=True)(lambda arguments, request: "ok")
+    with running(server) as run:
+        assert run.exchange(octets(message("tools/call", {"name": "slow"}))).status == 200
+        assert run.exchange(octets(message("tools/list"))).status == 200
+    lines = [line for line in log.lines() if "held up everybody" in line]
+    assert [line.partition(" is registered as quick")[0] for line in lines] == ["[ref] slow"] * named
