@@ -365,8 +365,6 @@ class Endpoint(BaseHTTPRequestHandler, Exchange):
         log(f"{message['method'][:100]} -> 202")
         self.send_answer(202)  # spec: Streamable HTTP › Sending Messages: MUST return 202 Accepted with no body
 
-    # writing
-
     def put(self, octets: bytes) -> None:
         """Sends it: all of it, or what is taken without waiting, and the rest by a worker. A lost client cancels."""
         try:
@@ -511,7 +509,9 @@ def open_request(server: Server, message: Json, exchange: Exchange, user: str, f
     if fields is not None:
         header_version = headers.check_method_header(fields, method)  # 11
     if problem := check_metadata(params.get("_meta")):  # 12
-        raise Rejection(INVALID_PARAMS, f"params._meta{problem}" if "_meta" in params else NO_METADATA, status=400,
+        needed = (f" is required, with the members {META}protocolVersion (a string, {SUPPORTED_VERSIONS[0]!r}) and"
+                  f" {META}clientCapabilities (an object); with the curl helper, `source` it first: $META is empty")
+        raise Rejection(INVALID_PARAMS, f"params._meta{problem if '_meta' in params else needed}", status=400,
                         rule="Overview › _meta")
     version = params["_meta"][VERSION_KEY]
     if fields is not None:
@@ -537,10 +537,6 @@ def open_request(server: Server, message: Json, exchange: Exchange, user: str, f
     if method in check_params and (problem := check_params[method](params)):
         raise Rejection(INVALID_PARAMS, f"params{problem}", rule="Overview › Requests")
     return request
-
-
-NO_METADATA = (f"params._meta is required, with the members {META}protocolVersion (a string, {SUPPORTED_VERSIONS[0]!r})"
-               f" and {META}clientCapabilities (an object); with the curl helper, `source` it first: $META is empty")
 
 
 def rejection_for(problem: BaseException) -> Rejection:
@@ -612,10 +608,6 @@ class Request:
     def reason(self) -> str | None:
         """Why it was cancelled."""
         return self.exchange.reason
-
-    def cancel(self, reason: str) -> None:
-        """Tells the method's thread that nobody waits any more; called from any thread, once or often."""
-        self.exchange.cancel(reason)
 
     @property
     def done(self) -> float:
@@ -850,12 +842,7 @@ def both(first: Check, second: Check) -> Check:
     return lambda value: first(value) or second(value)
 
 
-PASSING: dict[Check, set[type]] = {}  # of a check of the type alone: the types that pass, which it need not be asked
-
-
-def with_passing(check: Check) -> tuple[Collection[type], Check]:
-    """A check, and before it the types whose values pass it unasked."""
-    return PASSING.get(check, ()), check
+PASSING: dict[Check, Collection[type]] = {}  # of a check of the type alone: the types that pass; of these it is not asked
 
 
 @functools.cache  # a type is all that most members must have
@@ -900,35 +887,20 @@ def combination(keyword: str, schema: Any, enough: Callable[[int, int], bool], w
     return schema, make
 
 
-def canonical(value: Any) -> str:
-    """One text for all spellings of a JSON value: 1 is 1.0, and members have no order; true is not 1."""
-    if type(value) is str:
-        return f'"{value}'
-    same = json.loads(json.dumps(value), parse_float=lambda text: int(number) if (
-        number := float(text)).is_integer() else number)
-    return json.dumps(same, sort_keys=True)
-
-
 def check_enum(values: list[Any], *place: Any) -> Check:
     """`enum`, or `const`."""
     problem = f" must be one of {json.dumps(values)[1:-1]}"
     texts = {one for one in values if type(one) is str}
-    others = {canonical(one) for one in values if type(one) is not str}
-    return lambda value: None if (value in texts if type(value) is str else canonical(value) in others) else problem
-
-
-def check_unique(wanted: bool, *place: Any) -> Check | None:
-    """`uniqueItems`."""
-    return (lambda value: " must have no two equal items" if type(value) is list and (
-        1 < len(value) > len(set(map(canonical, value)))) else None) if wanted else None
+    others = {sse.canonical(one) for one in values if type(one) is not str}
+    return lambda value: None if (value in texts if type(value) is str else sse.canonical(value) in others) else problem
 
 
 def check_multiple(step: float, *place: Any) -> Check:
     """`multipleOf`, in decimal digits as they are written: 0.0075 is a multiple of 0.0001."""
-    from fractions import Fraction  # here, because few schemas need it and every start would wait for it
+    from fractions import Fraction as Exact  # here, because few schemas need it and every start would wait for it
 
-    exact, problem = Fraction(str(step)), f" must be a multiple of {step}"
-    return lambda value: problem if type(value) in NUMBER and Fraction(str(value)) % exact else None
+    return lambda value: f" must be a multiple of {step}" if type(value) in NUMBER and (
+        Exact(str(value)) % Exact(str(step))) else None
 
 
 def check_pattern(pattern: str, path: str, *place: Any) -> Check:
@@ -950,7 +922,8 @@ def check_members(argument: Any, path: str, schema: Json, whole: Whole, behind: 
     if "propertyNames" in schema:
         check_name = compile_at(f"{path}.propertyNames", schema["propertyNames"], whole)
     if "additionalProperties" in schema:
-        others = with_passing(compile_at(f"{path}.additionalProperties", schema["additionalProperties"], whole))
+        one = compile_at(f"{path}.additionalProperties", schema["additionalProperties"], whole)
+        others = PASSING.get(one, ()), one
     for name, inner in properties.items():
         one = compile_at(f"{path}.properties.{name}", inner, whole)
         members[name] = PASSING.get(one, ()), one
@@ -976,14 +949,14 @@ def check_members(argument: Any, path: str, schema: Json, whole: Whole, behind: 
 
 def check_items(argument: Any, path: str, schema: Json, whole: Whole, behind: Any) -> Check:
     """`prefixItems`, and `items` for those behind them."""
-    others = with_passing(compile_at(f"{path}.items", schema.get("items", True), whole))
-    prefix = [with_passing(compile_at(f"{path}.prefixItems[{index}]", one, whole))
-              for index, one in enumerate(schema.get("prefixItems", ()))]
+    check_other = compile_at(f"{path}.items", schema.get("items", True), whole)
+    first = [compile_at(f"{path}.prefixItems[{index}]", one, whole)
+             for index, one in enumerate(schema.get("prefixItems", ()))]
+    passing = () if first else PASSING.get(check_other, ())
 
     def check(value: Any) -> str | None:
         for index, item in enumerate(value if type(value) is list else ()):
-            passing, check_item = prefix[index] if index < len(prefix) else others
-            if type(item) not in passing and (problem := check_item(item)):
+            if type(item) not in passing and (problem := (first[index] if index < len(first) else check_other)(item)):
                 return f"[{index}]{problem}"
         return None
 
@@ -1033,7 +1006,8 @@ ROWS: dict[str, Row] = {
        for what, types, words in COUNTED},
     "enum": (LIST, check_enum), "const": (True, lambda value, *place: check_enum([value])),
     "pattern": (TEXT, check_pattern),
-    "uniqueItems": (BOOLEAN, check_unique),
+    "uniqueItems": limit(BOOLEAN, ARRAY, lambda items, wanted: wanted and len(set(map(sse.canonical, items))) <
+                         len(items), "have no two equal items"),
     "prefixItems": (SCHEMA_LIST, check_items), "items": (True, check_items),
     "required": (LIST, check_members), "properties": (OBJECT, check_members),
     "propertyNames": (True, check_members), "additionalProperties": (True, check_members),
@@ -1051,13 +1025,13 @@ ROWS: dict[str, Row] = {
 TYPE: Json = {"enum": list(TYPES)}
 any_kind = check_kinds(*TYPES)  # of a schema that leaves it to its keywords
 ONE_KIND = {kind: check_kinds(kind) for kind in TYPES}  # of most
-WHATEVER = with_passing(any_kind)
+WHATEVER = PASSING[any_kind], any_kind
 # What an argument's schema says must be a row above; `type` is the first.
 KEYWORDS: dict[str, tuple[Collection[type], Check, Callable[..., Check | None] | None]] = {
     "type": (*WHATEVER, None)}
 for keyword, (argument_schema, maker) in ROWS.items():
     check_argument = compile_schema(argument_schema, keyword)
-    KEYWORDS[keyword] = *with_passing(check_argument), maker
+    KEYWORDS[keyword] = PASSING.get(check_argument, ()), check_argument, maker
 check_type = compile_schema({"anyOf": [TYPE, LIST | {"items": TYPE, "minItems": 1, "uniqueItems": True}]})
 check_names = compile_schema(TEXT_LIST | {"uniqueItems": True})
 
@@ -1916,8 +1890,6 @@ class Store:
             self.db.close()
             self.lock.release()
 
-    # handles
-
     def new_handle(self, kind: str, user: str, value: Any) -> str:
         """Keeps a value under a new name that nobody can guess, for this user alone. ToolError: it is too much."""
         handle = f"{kind}_{secrets.token_urlsafe(16)}"
@@ -2054,7 +2026,7 @@ class TaskRequest(Request):
                 store.tell("task", self.id)
         if not changed:
             self.tasks.stop_lost([self.id])
-            self.cancel("no longer this worker's")  # if the task is already in its next run here
+            self.exchange.cancel("no longer this worker's")  # if the task is already in its next run here
             raise Cancelled(self.reason)
 
     def report(self, done: float, total: float | None, message: str | None) -> None:
@@ -2182,7 +2154,7 @@ class Tasks:
         with self.lock:
             self.running[row["id"]] = request
         if self.server.stopped.is_set():
-            request.cancel("server stopped")
+            request.exchange.cancel("server stopped")
         return request
 
     def work(self, gate: queue.SimpleQueue[TaskRequest | None]) -> None:
@@ -2239,16 +2211,16 @@ class Tasks:
         for request in filter(None, map(self.running.get, ids)):
             rows = self.store.read("SELECT status, owner, run FROM tasks WHERE id = ?", request.id)
             if not rows:
-                request.cancel("expired")
+                request.exchange.cancel("expired")
             elif rows[0]["status"] == "cancelled":
-                request.cancel("tasks/cancel")
+                request.exchange.cancel("tasks/cancel")
             elif (rows[0]["owner"], rows[0]["run"]) != (request.row["owner"], request.row["run"]):
-                request.cancel("no longer this worker's")
+                request.exchange.cancel("no longer this worker's")
 
     def release(self) -> None:
         """At shutdown: stops the runs, and leaves their rows to whoever sees the lock go. That will be no death."""
         for request in list(self.running.values()):
-            request.cancel("server stopped")
+            request.exchange.cancel("server stopped")
         owned = "status = 'working' AND owner = ?"
         with state_trouble_logged("the tasks of this instance will count it as dead"):
             if self.store.read(f"SELECT 1 FROM tasks WHERE {owned} LIMIT 1", self.store.instance):
@@ -2836,6 +2808,9 @@ class HttpServer(HTTPServer):
         """Something has come on a connection: octets, or its end."""
         connection.read()
         exchange = connection.exchange
+        if exchange and not exchange.parked and len(connection.inbox.received) > self.max_body + READ_AHEAD:
+            exchange.cancel("too much sent behind it")  # or the end of file behind those octets would never be seen
+            connection.at_end = True
         if connection.at_end:
             self.selector.unregister(connection.socket)
         if connection.limit == "linger_timeout" or (exchange and exchange.parked):  # nothing counts but the end
@@ -2844,10 +2819,6 @@ class HttpServer(HTTPServer):
                 self.lose(connection, exchange)
         elif exchange is None:
             self.advance(connection)
-        elif len(connection.inbox.received) > self.max_body + READ_AHEAD and not connection.at_end:
-            exchange.cancel("too much sent behind it")  # or the end of file behind those octets would never be seen
-            connection.at_end = True
-            self.selector.unregister(connection.socket)
 
     def lose(self, connection: Connection, subscriber: Endpoint | None) -> None:
         """Its client has gone, or reads nothing any more; nothing was to come on it but a subscription's messages."""
@@ -3316,16 +3287,12 @@ class LogWriter:
             return
         self.lines.append(line)
         if not self.running:
-            self.start()
+            with self.lock, contextlib.suppress(RuntimeError):  # no thread to be had: the lines wait for the next one's
+                if not self.running:
+                    threading.Thread(target=self.run, name="log writer", daemon=True).start()
+                    self.running = True
         if not self.wake.is_set():
             self.wake.set()
-
-    def start(self) -> None:
-        """Makes the writer, once."""
-        with self.lock, contextlib.suppress(RuntimeError):  # no thread to be had: the lines wait for the next one's
-            if not self.running:
-                threading.Thread(target=self.run, name="log writer", daemon=True).start()
-                self.running = True
 
     def run(self) -> None:
         """The log writer: a line after a pause goes out at once; those of a burst are gathered for 10 ms."""

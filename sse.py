@@ -37,6 +37,15 @@ def encode_json(message: Any) -> bytes:
         raise ValueError("it is nested too deeply, or contains itself") from None
 
 
+def canonical(value: Any) -> str:
+    """One text for all spellings of a JSON value: 1 is 1.0, and members have no order; true is not 1."""
+    if type(value) is str:
+        return f'"{value}'
+    same = json.loads(json.dumps(value), parse_float=lambda text: int(number) if (
+        number := float(text)).is_integer() else number)
+    return json.dumps(same, sort_keys=True)
+
+
 def frame_event(text: bytes) -> bytes:
     """The event that carries one line of JSON: a single `data:` line, since JSON escapes every CR and LF."""
     return b"data: " + text + b"\n\n"

@@ -325,7 +325,7 @@ def dies(server: Server) -> None:
     server.store.committed.set()
     server.keeper.join(PATIENCE)
     for request in list(server.tasks.running.values()):
-        request.cancel("killed")
+        request.exchange.cancel("killed")
     with server.store.lock:
         LOCKS.discard(server.store.life)
         os.close(server.store.life)

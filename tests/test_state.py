@@ -143,7 +143,7 @@ def counting(path, name="count"):
             yield instance
         finally:
             for request in list(instance.tasks.running.values()):
-                request.cancel("the end of the test")
+                request.exchange.cancel("the end of the test")
             instance.gate.release(1000)
 
 
