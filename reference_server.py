@@ -842,7 +842,7 @@ def both(first: Check, second: Check) -> Check:
     return lambda value: first(value) or second(value)
 
 
-PASSING: dict[Check, Collection[type]] = {}  # of a check of the type alone: the types that pass; of these it is not asked
+PASSING: dict[Check, Collection[type]] = {}  # of a check of the type alone: types that pass unasked
 
 
 @functools.cache  # a type is all that most members must have

@@ -170,7 +170,7 @@ class LegacyEndpoint(BaseHTTPRequestHandler):
     def take_notification(self, message: Json, session: Session) -> None:
         """A cancellation is a message of its own, by POST."""
         if message["method"] == "notifications/cancelled" and message["params"]["requestId"] in session.requests:
-            session.requests[message["params"]["requestId"]].cancel("notifications/cancelled")
+            session.requests[message["params"]["requestId"]].exchange.cancel("notifications/cancelled")
 
     def send_status(self, status: int) -> None:
         """An answer without a body."""
