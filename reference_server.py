@@ -1024,11 +1024,11 @@ ROWS: dict[str, Row] = {
 }
 TYPE: Json = {"enum": list(TYPES)}
 any_kind = check_kinds(*TYPES)  # of a schema that leaves it to its keywords
-ONE_KIND = {kind: check_kinds(kind) for kind in TYPES}  # of most
+ONE_KIND = {kind: check_kinds(kind) for kind in TYPES}  # what most members have
 WHATEVER = PASSING[any_kind], any_kind
-# What an argument's schema says must be a row above; `type` is the first.
-KEYWORDS: dict[str, tuple[Collection[type], Check, Callable[..., Check | None] | None]] = {
-    "type": (*WHATEVER, None)}
+# The types of arguments that pass unasked, the check of the others, what makes the keyword's check. What a row's schema
+# says must be a row above it; `type` is the first.
+KEYWORDS: dict[str, tuple[Collection[type], Check, Callable[..., Check | None] | None]] = {"type": (*WHATEVER, None)}
 for keyword, (argument_schema, maker) in ROWS.items():
     check_argument = compile_schema(argument_schema, keyword)
     KEYWORDS[keyword] = PASSING.get(check_argument, ()), check_argument, maker
