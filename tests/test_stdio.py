@@ -455,6 +455,7 @@ def test_an_end_that_comes_late_leaves_the_next_request_with_the_same_id_alone(g
         current.end(b"{}")
         assert transport.exchanges == {}
     finally:
+        gated.store.close()
         os.close(source)
         os.close(sink)
 
