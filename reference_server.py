@@ -827,12 +827,12 @@ def compile_at(path: str, schema: Any, whole: Whole, behind: tuple[str, ...] = (
             raise ValueError(f"{path}.{keyword}{problem}")
         if make:
             used[make] = argument
-    check = any_kind
+    check = None
     for make, argument in used.items():
         if one := make(argument, path, schema, whole, behind):
-            check = one if check is any_kind else both(check, one)
-    if check is any_kind or check_kind is any_kind:
-        return check_kind if check is any_kind else check
+            check = both(check, one) if check else one
+    if check is None or check_kind is any_kind:
+        return check or check_kind
     passing = PASSING[check_kind]
     return lambda value: check(value) if type(value) in passing else check_kind(value) or check(value)
 
