@@ -792,17 +792,14 @@ TYPES: dict[str, tuple[type, ...]] = {"string": STRING, "boolean": (bool,), "obj
                                       "null": (type(None),), "number": NUMBER, "integer": (int,)}
 
 
-def compile_schema(schema: Any, name: str = "the schema") -> Check:
+def compile_schema(schema: Any, path: str = "the schema", whole: Whole | None = None,
+                   behind: tuple[str, ...] = ()) -> Check:
     """A function that finds the first way in which a JSON value breaks the schema, None if it breaks none.
 
     What it says is to be put behind the value's name: ".month is required", " must be of type string". ValueError,
-    with the place, for what is no schema of JSON Schema 2020-12 or says what is not checked here.
+    with the place, for what is no schema of JSON Schema 2020-12 or says what is not checked here. `whole`: what the
+    schema is a part of; `behind`: members of $defs that lead here with the same value.
     """
-    return compile_at(name, schema, (schema, {}))
-
-
-def compile_at(path: str, schema: Any, whole: Whole, behind: tuple[str, ...] = ()) -> Check:
-    """The function of a schema at its place. `behind`: members of $defs that lead here with the same value."""
     if not isinstance(schema, dict):
         if isinstance(schema, bool):
             return any_kind if schema else (lambda value: " is not known here")
@@ -815,7 +812,7 @@ def compile_at(path: str, schema: Any, whole: Whole, behind: tuple[str, ...] = (
         check_kind = check_kinds(*kinds)
     if len(schema) == 1 and kinds is not TYPES:  # most members
         return check_kind
-    used = {}  # one function may see to several keywords
+    used, whole = {}, whole or (schema, {})  # one function may see to several keywords
     for keyword, argument in schema.items():
         try:
             passing, check_argument, make = KEYWORDS[keyword]
@@ -873,7 +870,7 @@ def combination(keyword: str, schema: Any, enough: Callable[[int, int], bool], w
 
     def make(argument: Any, path: str, schema: Json, *around: Any) -> Check:
         parts = {"": argument} if keyword == "not" else {f"[{index}]": one for index, one in enumerate(argument)}
-        checks = [compile_at(f"{path}.{keyword}{step}", one, *around) for step, one in parts.items()]
+        checks = [compile_schema(one, f"{path}.{keyword}{step}", *around) for step, one in parts.items()]
 
         def check(value: Any) -> str | None:
             problems = [problem for one in checks if (problem := one(value))]
@@ -920,12 +917,12 @@ def check_members(argument: Any, path: str, schema: Json, whole: Whole, behind: 
         raise ValueError(f"{path}.required{check_names(required)}")
     check_name, others, members = any_kind, WHATEVER, {}
     if "propertyNames" in schema:
-        check_name = compile_at(f"{path}.propertyNames", schema["propertyNames"], whole)
+        check_name = compile_schema(schema["propertyNames"], f"{path}.propertyNames", whole)
     if "additionalProperties" in schema:
-        one = compile_at(f"{path}.additionalProperties", schema["additionalProperties"], whole)
+        one = compile_schema(schema["additionalProperties"], f"{path}.additionalProperties", whole)
         others = PASSING.get(one, ()), one
     for name, inner in properties.items():
-        one = compile_at(f"{path}.properties.{name}", inner, whole)
+        one = compile_schema(inner, f"{path}.properties.{name}", whole)
         members[name] = PASSING.get(one, ()), one
 
     def check(value: Any) -> str | None:
@@ -949,8 +946,8 @@ def check_members(argument: Any, path: str, schema: Json, whole: Whole, behind: 
 
 def check_items(argument: Any, path: str, schema: Json, whole: Whole, behind: Any) -> Check:
     """`prefixItems`, and `items` for those behind them."""
-    check_other = compile_at(f"{path}.items", schema.get("items", True), whole)
-    first = [compile_at(f"{path}.prefixItems[{index}]", one, whole)
+    check_other = compile_schema(schema.get("items", True), f"{path}.items", whole)
+    first = [compile_schema(one, f"{path}.prefixItems[{index}]", whole)
              for index, one in enumerate(schema.get("prefixItems", ()))]
     passing = () if first else PASSING.get(check_other, ())
 
@@ -971,20 +968,20 @@ def check_reference(pointer: str, path: str, schema: Json, whole: Whole, behind:
         raise ValueError(f"{path}.$ref: {pointer} is no member of $defs (see checks_own_arguments)")
     if name in behind:
         raise ValueError(f"{path}.$ref: {pointer} returns to itself without descending into the value")
-    target = f"$defs.{name}", definitions[name], whole, (*behind, name)
+    target = definitions[name], f"$defs.{name}", whole, (*behind, name)
     if behind:
-        return compile_at(*target)
+        return compile_schema(*target)
     if name not in known:
         known[name] = check_kinds(*TYPES)  # until it is compiled
-        known[name] = compile_at(*target)
+        known[name] = compile_schema(*target)
     return lambda value: known[name](value)
 
 
 def check_nothing(argument: Any, path: str, schema: Json, whole: Whole, behind: Any) -> None:
     """`$defs` and `contentSchema`: what they hold has to be a schema, but no value is checked by it here."""
     for name, one in schema.get("$defs", {}).items():
-        compile_at(f"{path}.$defs.{name}", one, whole)
-    compile_at(f"{path}.contentSchema", schema.get("contentSchema", True), whole)
+        compile_schema(one, f"{path}.$defs.{name}", whole)
+    compile_schema(schema.get("contentSchema", True), f"{path}.contentSchema", whole)
 
 
 OF_TYPE: dict[str, Json] = {kind: {"type": kind} for kind in TYPES}
