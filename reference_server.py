@@ -894,10 +894,10 @@ def check_enum(values: list[Any], *place: Any) -> Check:
 
 def check_multiple(step: float, *place: Any) -> Check:
     """`multipleOf`, in decimal digits as they are written: 0.0075 is a multiple of 0.0001."""
-    from fractions import Fraction as Exact  # here, because few schemas need it and every start would wait for it
+    from fractions import Fraction  # here, because few schemas need it and every start would wait for it
 
-    return lambda value: f" must be a multiple of {step}" if type(value) in NUMBER and (
-        Exact(str(value)) % Exact(str(step))) else None
+    exact, problem = Fraction(str(step)), f" must be a multiple of {step}"
+    return lambda value: problem if type(value) in NUMBER and Fraction(str(value)) % exact else None
 
 
 def check_pattern(pattern: str, path: str, *place: Any) -> Check:

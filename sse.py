@@ -25,7 +25,8 @@ _ENCODER = json.JSONEncoder(ensure_ascii=False, check_circular=False, allow_nan=
 # What JSONEncoder.encode makes anew for each message; without markers, so that a cycle ends as a RecursionError
 _MAKE: Any = getattr(json.encoder, "c_make_encoder", None)
 _pieces: Any = _ENCODER.iterencode if _MAKE is None else _MAKE(
-    None, _ENCODER.default, json.encoder.encode_basestring, None, ":", ",", False, False, False)
+    None, _ENCODER.default, json.encoder.encode_basestring, _ENCODER.indent, _ENCODER.key_separator,
+    _ENCODER.item_separator, _ENCODER.sort_keys, _ENCODER.skipkeys, _ENCODER.allow_nan)
 
 
 def encode_json(message: Any) -> bytes:

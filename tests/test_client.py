@@ -1265,7 +1265,7 @@ NESTED: Any = "x"
 for _ in range(90):
     NESTED = [NESTED]
 INSTEAD: dict[str, Any] = {"null": None, "text": "x", "number": 7, "true": True, "list": [], "object": {},
-                           "huge": 10**400, "long": "x" * 2_000, "nested": NESTED}
+                           "huge": 10**400, "long": "x" * 100_000, "nested": NESTED}
 ABSENT = object()
 
 TASK_STATE: Message = {"taskId": "t", "status": "working", "ttlMs": None, "pollIntervalMs": 1, "statusMessage": "one"}

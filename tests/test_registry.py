@@ -202,7 +202,7 @@ from reference_server import match_template
 for template in ("file:///{name}.{ext}", "file:///{a}.{b}.{c}.{d}", "file:///{a}a{b}a{c}b", "file:///{a}{b}{c}{d}/"):
     for unit in (".", "a", "/", "a.", "%2e", "%ff"):
         for end in ("", "/", "b", "."):
-            match_template(template, "file:///" + 30_000 * unit + end)
+            match_template(template, "file:///" + 100_000 * unit + end)
 print("done")
 """
 
